@@ -1,69 +1,70 @@
-//! Stop budget: the share of its time that the target may be stopped, and the length of one stop. Input: how long
-//! threads were stopped and how much time the target had. Output: how much of a stack may be copied, and whether a
-//! tick may stop threads.
+//! Stop budget: limits the share of time that the target is stopped, and the length of each stop. Input: how long
+//! threads were stopped and how much time the target had. Output: how many stack bytes a stop may copy, and
+//! whether a tick may stop threads.
 //!
-//! Over budget, first stacks get smaller, then ticks are skipped. A skipped tick loses nothing: each sample weighs
-//! the CPU time since the one before it. But all time between two stops weighs for one stack, so ticks are skipped
-//! evenly: a single long stop is paid back over seconds, not by a tenth of a second without samples. What the machine
-//! adds to a stop now and then (a virtual CPU that is not run for milliseconds) is no cost of stopping: such a stop
-//! is charged like a long usual one. The target is stopped all the same, so at most the share again goes uncharged.
+//! Over budget, stack sizes shrink first; then ticks are skipped. A skipped tick loses nothing: each sample weighs
+//! the CPU time since the previous one. But all time between two stops is attributed to one stack, so ticks are
+//! skipped evenly: a single long stop is paid back over seconds, not by a tenth of a second without samples.
+//! Occasional delays caused by the machine (a virtual CPU descheduled for milliseconds) are not a cost of
+//! stopping: such a stop is charged as a typical long one. The target is stopped all the same, so the uncharged
+//! time is limited to the same share again.
 
-/// Copying may take this much of a stop, nanoseconds.
+/// Time for copying in one stop, nanoseconds.
 const COPY_NS: u64 = 100_000;
-/// Stack sizes do not get smaller than this, whatever copying costs.
+/// Minimum stack size, whatever copying costs.
 const STACK_MIN_BYTES: usize = 64 << 10;
-/// Nor smaller than this if it fits into the time of a stop, however little budget is left: the stop itself costs as
+/// Minimum stack size if it fits into the time of a stop, however little budget is left: the stop itself costs as
 /// much, and fewer whole stacks are worth more than truncated ones.
 const STACK_LOW_BYTES: usize = 256 << 10;
-/// Nor larger than the default limit of a stack.
+/// Maximum stack size: the default stack limit.
 const STACK_MAX_BYTES: usize = 8 << 20;
-/// Stops with stack sizes up to this measure the cost of a stop without its bytes.
+/// Stops that copy up to this many bytes measure the fixed cost of a stop.
 const SMALL_STACK_BYTES: usize = super::stack_size::FIRST_STACK_BYTES;
-/// Cost of copying until it is measured, picoseconds per byte: 10 GB/s.
+/// Initial estimate of the cost of copying, picoseconds per byte: 10 GB/s.
 const FIRST_PS_PER_BYTE: u64 = 100;
-/// Credit at the beginning, when caches are cold, nanoseconds.
+/// Initial credit, for cold caches, nanoseconds.
 const FIRST_CREDIT_NS: i64 = 5_000_000;
-/// Debt at which every tick is skipped: the share of this time, nanoseconds. Skipping starts at half as much credit
-/// and increases, so that the rate settles at what stops cost.
+/// Debt at which every tick is skipped: the share of this time, nanoseconds. Skipping starts at half as much
+/// credit and increases, so that the rate settles at what stops cost.
 const FULL_DEBT_NS: i128 = 250_000_000;
-/// A stop was delayed if it takes this many times the 90th percentile, ...
+/// A stop counts as delayed if it takes this many times the 90th percentile, ...
 const DELAYED_TIMES: u64 = 2;
-/// ... and this much more, which cold caches explain; nanoseconds.
+/// ... plus this excess, which cold caches explain; nanoseconds.
 const DELAYED_NS: u64 = 50_000;
-/// All of something, in millionths.
+/// 100 %, in millionths.
 const WHOLE_PPM: i128 = 1_000_000;
-/// Unused time is credited up to this, nanoseconds.
+/// Maximum credit for unused time, nanoseconds.
 const CREDIT_MAX_NS: i64 = 2_000_000_000;
 
-/// The credit for stops.
+/// Credit for stops.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
-    /// Share of its time that the target may be stopped, in millionths; `None`: no limit.
+    /// Maximum share of time that the target may be stopped, in millionths; `None`: no limit.
     share_ppm: Option<u64>,
     /// Credit, in millionths of nanoseconds.
     credit: i128,
-    /// Uncharged excess that delayed stops may still take, in millionths of nanoseconds.
+    /// Credit for the uncharged excess of delayed stops, in millionths of nanoseconds.
     delay_credit: i128,
-    /// Time of a stop with a small stack size, nanoseconds: a running median.
+    /// Time of a stop with a small stack size, nanoseconds: running median.
     floor_ns: u64,
     ps_per_byte: u64,
-    /// Longest copy, nanoseconds.
+    /// Time limit of one copy, nanoseconds.
     copy_ns: u64,
-    /// 90th percentile of stops, nanoseconds: a running estimate.
+    /// 90th percentile of stop times, nanoseconds: running estimate.
     long_ns: u64,
-    /// Sum over the ticks since the last one that was allowed to stop threads, in millionths.
+    /// Sum of the allowed shares of ticks since the last tick that could stop threads, in millionths.
     due_ppm: i128,
-    /// The tick may stop threads: the target was not stopped for too long.
+    /// Whether the current tick may stop threads.
     may_stop: bool,
 }
 
 impl Budget {
-    /// Without limits, for a single snapshot.
+    /// No limits, for a single snapshot.
     pub(super) fn unlimited() -> Budget {
         Budget { copy_ns: u64::MAX / 1_000, ..Budget::new(1.0) }
     }
 
-    /// Allows `share` of the time (0.02 is 2 %); 1 or more is no limit.
+    /// Limits stops to `share` of the time (0.02 is 2 %); 1 or more is no limit.
     pub(super) fn new(share: f64) -> Budget {
         let share_ppm = (share < 1.0).then_some((share.max(0.0) * 1e6) as u64);
         Budget {
@@ -79,7 +80,7 @@ impl Budget {
         }
     }
 
-    /// Adds time of the target: CPU time, or wall-clock time if a stop holds all of it.
+    /// Adds time that the target had: CPU time, or wall-clock time if a stop holds all threads.
     pub(super) fn earn(&mut self, time_ns: u64) {
         if let Some(ppm) = self.share_ppm {
             let most = i128::from(CREDIT_MAX_NS) * i128::from(ppm).max(1);
@@ -90,8 +91,8 @@ impl Budget {
         }
     }
 
-    /// Charges a stop that copied this many bytes. Returns the part that is not charged since the machine delayed the
-    /// stop, nanoseconds.
+    /// Charges a stop that copied this many bytes. Returns the uncharged part, attributed to a delay by the
+    /// machine, nanoseconds.
     pub(super) fn spend(&mut self, stopped_ns: u64, copied_bytes: usize) -> u64 {
         let step_ns = self.long_ns / 256 + 16;
         self.long_ns = match self.long_ns {
@@ -112,12 +113,12 @@ impl Budget {
                 floor_ns if stopped_ns > floor_ns => floor_ns + step_ns,
                 floor_ns => floor_ns.saturating_sub(step_ns),
             };
-            // Lets the estimate fall, since small copies do not measure it.
+            // Small copies do not measure the estimate: let it decay.
             if self.ps_per_byte > FIRST_PS_PER_BYTE {
                 self.ps_per_byte -= (self.ps_per_byte / 4096).max(1);
             }
         } else {
-            // A running median: one delayed stop changes little.
+            // Running median: one delayed stop changes little.
             let ps = stopped_ns.saturating_sub(self.floor_ns).saturating_mul(1_000) / copied_bytes as u64;
             let step = self.ps_per_byte / 8 + 1;
             self.ps_per_byte = if ps > self.ps_per_byte {
@@ -129,19 +130,19 @@ impl Budget {
         delayed_ns
     }
 
-    /// A tick begins. The last one may stop threads whatever that costs: what was used since the one before is of no use
-    /// without.
+    /// Begins a tick. The last tick may always stop threads: otherwise the time used since the previous one is
+    /// wasted.
     pub(super) fn begin_tick(&mut self, is_last: bool) {
         self.may_stop = is_last || self.allows_stops();
     }
 
-    /// Whether the tick may stop threads.
+    /// Whether the current tick may stop threads.
     pub(super) fn may_stop(&self) -> bool {
         self.may_stop
     }
 
-    /// Whether the next tick may stop threads. Ticks are jittered, so the remaining ones see work in step with them in
-    /// every phase, too.
+    /// Whether the next tick may stop threads. Ticks are jittered, so the remaining ones still sample periodic
+    /// work in every phase.
     fn allows_stops(&mut self) -> bool {
         let Some(ppm) = self.share_ppm else { return true };
         let most_debt = FULL_DEBT_NS * i128::from(ppm.max(1));
@@ -154,7 +155,7 @@ impl Budget {
         allowed
     }
 
-    /// Bytes that a stop may copy: what fits into its time, less while the budget is low.
+    /// Bytes that a stop may copy: as many as fit into its time, fewer while the budget is low.
     pub(super) fn stack_max_bytes(&self) -> usize {
         let fits = self.copy_ns * 1_000 / self.ps_per_byte.max(1);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
@@ -162,7 +163,7 @@ impl Budget {
         (fits & !0xfff).clamp(STACK_MIN_BYTES, STACK_MAX_BYTES)
     }
 
-    /// The credit is less than the share of 10 ms.
+    /// Whether the credit is below the share of 10 ms.
     fn is_low(&self) -> bool {
         self.share_ppm.is_some_and(|ppm| self.credit < i128::from(ppm) * 10_000_000)
     }
@@ -174,7 +175,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Ticks of 1 ms of a busy thread whose stops take `stop_ns`: the share that it was stopped, and the stops.
+    /// Simulates 1 ms ticks of a busy thread with stops of `stop_ns`. Returns the share of time stopped and the
+    /// number of stops.
     fn share_stopped(limit: f64, stop_ns: u64) -> (f64, u64) {
         let mut budget = Budget::new(limit);
         let (mut stopped_ns, mut stops) = (0, 0);
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn cheap_stops_happen_at_every_tick_and_dear_ones_as_often_as_the_share_allows() {
+    fn expensive_stops_are_limited_to_the_share_and_cheap_ones_are_not() {
         assert_eq!(share_stopped(0.02, 15_000).1, 20_000);
         let (share, stops) = share_stopped(0.02, 80_000);
         assert!((0.0195..0.0205).contains(&share), "{share} in {stops} stops");
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_long_stop_leaves_no_long_time_unseen() {
+    fn a_single_long_stop_leaves_no_long_gap() {
         for stop_ns in [15_000, 30_000, 50_000] {
             let mut budget = Budget::new(0.02);
             let (mut unseen, mut longest) = (0, 0);
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_many_stops_take_is_what_stops_cost_and_what_few_take_is_not() {
+    fn only_frequent_long_stops_are_charged_in_full() {
         let stops = |of_thousand: u64| {
             let mut budget = Budget::new(0.02);
             let (mut stopped_ns, mut stops) = (0, 0);
@@ -235,7 +237,7 @@ mod tests {
         assert!(share < 0.025, "{share} in {many} stops");
         let (_, few) = stops(6);
         assert!(few > 19_000, "{few} stops");
-        // Delayed stops: at most the share, and once more.
+        // Delayed stops: at most the share again.
         for of_thousand in [20, 40, 80] {
             let (share, stops) = stops(of_thousand);
             assert!(share < 0.043, "{share} in {stops} stops with {of_thousand} of a thousand delayed");
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_rest_is_not_saved_up_for_ever() {
+    fn credit_for_idle_time_is_capped() {
         let mut budget = Budget::new(0.02);
         budget.earn(3_600_000 * MS);
         let mut stops = 0;
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn stack_sizes_are_what_fits_into_the_time_of_a_stop() {
+    fn stack_sizes_fit_into_the_time_of_a_stop() {
         let mut budget = Budget::new(0.02);
         assert_eq!(budget.stack_max_bytes(), 1_000_000 & !0xfff);
         for _ in 0..64 {

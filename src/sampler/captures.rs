@@ -1,30 +1,30 @@
-//! What was captured in a tick and not yet walked, and the buffers of what was.
+//! Captures of a tick that are not yet walked, and a pool of capture buffers.
 
 use super::sample::Sample;
 use crate::sources::{Capture, ThreadId};
 
-/// Captures, from the stop to the walk.
+/// Captures between stop and walk.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     samples: Vec<Sample>,
-    /// Of threads that wait, without a stop.
+    /// Waiting threads, captured without a stop.
     sleeping: Vec<(ThreadId, Box<Capture>)>,
     #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     spare: Vec<Box<Capture>>,
 }
 
 impl Captures {
-    /// A buffer for a capture.
+    /// Returns a buffer for a capture.
     pub(super) fn buffer(&mut self) -> Box<Capture> {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     pub(super) fn give_back(&mut self, capture: Box<Capture>) {
         self.spare.push(capture);
     }
 
-    /// Where buffers are given back to.
+    /// The pool of unused buffers.
     #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     pub(super) fn spare(&mut self) -> &mut Vec<Box<Capture>> {
         &mut self.spare
@@ -35,7 +35,7 @@ impl Captures {
         self.samples.push(sample);
     }
 
-    /// The samples that are kept.
+    /// The kept samples.
     pub(super) fn samples(&self) -> &[Sample] {
         &self.samples
     }
@@ -45,22 +45,22 @@ impl Captures {
         std::mem::take(&mut self.samples)
     }
 
-    /// Takes the list back that [`Captures::take_samples`] gave out, which is empty: its memory is used again.
+    /// Returns the emptied list from [`Captures::take_samples`], for reuse of its memory.
     pub(super) fn reuse(&mut self, samples: Vec<Sample>) {
         self.samples = samples;
     }
 
-    /// Keeps a capture of a thread that waits.
+    /// Keeps a capture of a waiting thread.
     pub(super) fn push_sleeping(&mut self, id: ThreadId, capture: Box<Capture>) {
         self.sleeping.push((id, capture));
     }
 
-    /// Takes those of threads that wait.
+    /// Takes the captures of waiting threads.
     pub(super) fn take_sleeping(&mut self) -> Vec<(ThreadId, Box<Capture>)> {
         std::mem::take(&mut self.sleeping)
     }
 
-    /// Takes the list back that [`Captures::take_sleeping`] gave out, which is empty.
+    /// Returns the emptied list from [`Captures::take_sleeping`].
     pub(super) fn reuse_sleeping(&mut self, sleeping: Vec<(ThreadId, Box<Capture>)>) {
         self.sleeping = sleeping;
     }

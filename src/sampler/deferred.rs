@@ -1,44 +1,43 @@
-//! Deferred samples, walked after the images are read again: a stack that leads to code in none is
-//! torn only because a library was loaded since they were, and what reading them costs is
-//! limited. When a program starts that is the rule: it loads its libraries in the first
-//! milliseconds, and the first reading costs most.
+//! Deferred samples, walked after the images are read again. A stack that leads to code in no image looks torn if
+//! a library was loaded since the last read, and reads are rate-limited. This is typical of program start:
+//! libraries are loaded in the first milliseconds, and the first read is the most expensive.
 
 use super::recorded_process::ProcessIndex;
 use super::sample::Sample;
 use crate::sources::{Capture, ThreadId};
 use crate::walk::{Frames, StackEnd};
 
-/// Most deferred samples; a tick of all threads, or a hundred ticks of one.
+/// Maximum number of deferred samples: a tick of all threads, or a hundred ticks of one.
 const DEFERRED_MAX: usize = 128;
 
-/// Most bytes of their stacks together.
+/// Maximum total size of their stacks.
 const DEFERRED_BYTES_MAX: usize = 4 << 20;
 
-/// After this many readings in a row that showed nothing new, torn stacks are taken as torn.
+/// After this many consecutive reads without changes, torn stacks are accepted as torn.
 const UNCHANGED_READS_MAX: u32 = 3;
 
-/// A sample whose walk is to be made again.
+/// A sample to be walked again.
 #[derive(Debug)]
 pub(super) struct DeferredSample {
     pub(super) sample: Sample,
     pub(super) weight_ns: u64,
     pub(super) process: ProcessIndex,
-    /// The address space it was captured in.
+    /// Address space at the time of capture.
     pub(super) space: u32,
 }
 
-/// Which deferred samples are walked now.
+/// Which deferred samples to walk now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DueSamples {
-    /// Those that were captured before the images were last read.
+    /// Samples captured before the last read of the images.
     ImagesRead,
-    /// Those of one thread, which has ended, with the images that are known.
+    /// Samples of an exited thread, with the images already known.
     ThreadEnded(ThreadId),
-    /// All, with the images that are known: no reading of them can tell more.
+    /// All samples, with the images already known: no further read is possible.
     All,
 }
 
-/// What walking deferred samples needs, and where their buffers go.
+/// Limits and buffers for walking deferred samples.
 pub(super) struct Rewalk<'a> {
     pub(super) stack_max_bytes: usize,
     pub(super) frames: &'a mut Frames,
@@ -46,13 +45,13 @@ pub(super) struct Rewalk<'a> {
     pub(super) spare: &'a mut Vec<Box<Capture>>,
 }
 
-/// Captured before the images were read again, and waiting for that; a bounded number.
+/// Samples captured after the last read of the images, waiting for the next one; bounded.
 #[derive(Debug, Default)]
 pub(super) struct DeferredSamples(Vec<DeferredSample>);
 
 impl DeferredSamples {
-    /// Whether a walk may have ended so because the images were not read since the sample was taken. They were read up
-    /// to `read_ns`, so often in a row without anything new.
+    /// Whether the walk may have ended this way because code was mapped after the last read of the images.
+    /// `read_ns`: time of that read; `unchanged_reads`: consecutive reads without changes.
     pub(super) fn may_be_new_code(
         sample: &Sample,
         ended: StackEnd,
@@ -63,7 +62,7 @@ impl DeferredSamples {
             && unchanged_reads < UNCHANGED_READS_MAX
     }
 
-    /// Whether there is room for one more.
+    /// Whether one more sample fits.
     pub(super) fn has_room_for(&self, capture: &Capture) -> bool {
         let bytes: usize = self.0.iter().map(|deferred| deferred.sample.capture.held_bytes()).sum();
         self.0.len() < DEFERRED_MAX && bytes + capture.held_bytes() <= DEFERRED_BYTES_MAX
@@ -74,17 +73,17 @@ impl DeferredSamples {
         self.0.push(deferred);
     }
 
-    /// Whether a process has any.
+    /// Whether a process has deferred samples.
     pub(super) fn has_any_of(&self, of: ProcessIndex) -> bool {
         self.0.iter().any(|deferred| deferred.process == of)
     }
 
-    /// The processes of all.
+    /// Processes of all deferred samples.
     pub(super) fn processes(&self) -> impl Iterator<Item = ProcessIndex> {
         self.0.iter().map(|deferred| deferred.process)
     }
 
-    /// Takes those of a process that are due. Its images were read up to `read_ns`.
+    /// Takes the due samples of a process; its images were read at `read_ns`.
     pub(super) fn take_due(
         &mut self,
         of: ProcessIndex,

@@ -1,19 +1,19 @@
-//! Sampled allocations: kept by the nodes of their stacks until they are freed.
+//! Sampled allocations, kept by stack node until they are freed.
 //!
-//! Input: the events of a source of allocations, and where each stack is in the trie; output: [`HeapRecording`]. Each
-//! sampled allocation is one count in the trie, whatever it stands for.
+//! Input: the events of an allocation source, and each stack's node in the trie; output: [`HeapRecording`]. Each
+//! sampled allocation is one count in the trie, whatever its weight.
 
 use crate::heap::{HeapModel, SamplingRate};
 use crate::recording::HeapRecording;
 use crate::sources::pushed::{AllocationLosses, SampledAllocation, SampledFree, SourceEvent};
 use crate::trie::NodeId;
 
-/// The sampled allocations of a recording; none where its source reports none.
+/// Sampled allocations of a recording; `None` if the source reports none.
 #[derive(Default)]
 pub(super) struct SampledHeap(Option<HeapRecording>);
 
 impl SampledHeap {
-    /// Of allocations that are sampled once in so many bytes, if any are.
+    /// `every_bytes`: allocations are sampled once per this many bytes, if at all.
     pub(super) fn new(every_bytes: Option<u64>) -> SampledHeap {
         SampledHeap(every_bytes.map(|every_bytes| HeapRecording {
             model: HeapModel::new(SamplingRate::new(every_bytes)),
@@ -21,7 +21,7 @@ impl SampledHeap {
         }))
     }
 
-    /// Keeps an allocation of a process, whose stack is this node.
+    /// Keeps an allocation of a process, with the node of its stack.
     pub(super) fn allocate(
         &mut self,
         pid: u32,
@@ -38,7 +38,7 @@ impl SampledHeap {
         }
     }
 
-    /// Takes a free of sampled memory, or takes one back.
+    /// Handles a free of sampled memory, or the revocation of one.
     pub(super) fn take_free(&mut self, pid: u32, at_ns: u64, event: &SourceEvent) {
         let Some(heap) = &mut self.0 else { return };
         match *event {
@@ -50,14 +50,14 @@ impl SampledHeap {
         }
     }
 
-    /// A process has ended, or runs another program.
+    /// Handles the exit or exec of a process.
     pub(super) fn end_process(&mut self, pid: u32) {
         if let Some(heap) = &mut self.0 {
             heap.model.end_process(pid);
         }
     }
 
-    /// What is left at the end.
+    /// The allocations that are live at the end.
     pub(super) fn finish(self) -> Option<HeapRecording> {
         self.0
     }

@@ -1,24 +1,24 @@
-//! Which files a process has mapped since its list of mappings was read first: those that it loaded while it was recorded.
+//! Files that a process maps after its mappings were first read: the images loaded while it is recorded.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::binary::{Mapping, MappingKind};
 
-/// Most files of a process that are told apart.
+/// Maximum number of files tracked per process.
 const MAX_FILES: usize = 4096;
 
-/// The files that one program of a process has mapped.
+/// Files mapped by the current program of a process.
 #[derive(Debug, Default)]
 pub(super) struct ImageLoads {
-    /// Hashes of the paths, once the list was read.
+    /// Hashes of the paths; `None` before the first read.
     known: Option<HashSet<u64>>,
-    /// Paths that were not in a list before.
+    /// Paths seen for the first time.
     pub(super) new: Vec<String>,
 }
 
 impl ImageLoads {
-    /// Takes a list of mappings in. The first one holds what was there.
+    /// Updates from a list of mappings. The first list is the baseline.
     pub(super) fn update(&mut self, mappings: &[Mapping]) {
         let is_first = self.known.is_none();
         let known = self.known.get_or_insert_default();
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_is_no_load_and_each_file_is_one() {
+    fn only_new_files_are_loads_and_each_counts_once() {
         let mut loads = ImageLoads::default();
         let file = |number, path| mapping(number, path, MappingKind::File);
         loads.update(&[file(1, "/bin/prog")]);

@@ -1,85 +1,82 @@
-//! When the images of a process are read again: they changed, or a stack leads to code that is in
-//! none, but never so often that reading them costs more than a share of the time.
+//! When the images of a process are read again: after they changed, or when a stack leads to code in no image, but
+//! never so often that reads exceed a share of the time.
 
 use super::image_loads::ImageLoads;
 use crate::binary::{Mapping, MappingKind};
 use crate::images::{GdbJit, Images, JitCode};
 use crate::sources::{Fault, Observed};
 
-/// Mappings are read again this often to notice images that were unloaded.
+/// Interval at which mappings are read to notice unloaded images.
 const REFRESH_NS: u64 = 1_000_000_000;
-/// Mappings are read again this long after the last time at the earliest when a stack
-/// leads out of the known code, and less and less often while that changes nothing.
+/// Minimum interval between reads when stacks lead out of the known code; backs off while reads change nothing.
 const RETRY_NS: u64 = 2_000_000;
 const RETRY_MAX_NS: u64 = 50_000_000;
-/// As seldom as this if the target reports each new mapping: then the list says something new only
-/// where a report was lost.
+/// Maximum of that interval if the target reports new mappings: a read then only helps after a lost report.
 const RETRY_REPORTED_MAX_NS: u64 = REFRESH_NS;
-/// Tries to list the mappings at one time.
+/// Attempts to list the mappings in one read.
 const LIST_TRIES: u32 = 3;
-/// Reading mappings may take this share of the time, at most: 1/20. What it takes to open a file is not part of it: each
-/// is opened once, and a program that begins loads its libraries right after the first reading.
+/// Maximum share of time for reading mappings: 1/20. Opening files is excluded: each is opened once, and a
+/// starting program loads its libraries right after the first read.
 const COST_SHARE: u64 = 20;
 
-/// The times of reading them.
+/// Times of the reads of one process's images.
 #[derive(Debug, Default)]
 pub(super) struct ImageRefresh {
     mappings: Vec<Mapping>,
-    /// What is in mappings without a file.
+    /// JIT code in anonymous mappings.
     registered: GdbJit,
     loads: ImageLoads,
-    /// When the last reading ended.
+    /// End of the last read.
     read_ns: u64,
-    /// When it began: what was mapped by then is known.
+    /// Start of the last read: mappings up to then are known.
     covers_ns: u64,
     wait_ns: u64,
-    /// What reading them cost makes the next time wait at least.
+    /// Minimum wait until the next read, from the cost of the last one.
     cost_ns: u64,
-    /// How often in a row reading them showed nothing new.
+    /// Consecutive reads without changes.
     unchanged_reads: u32,
-    /// The target says that they changed, and they were not read yet.
+    /// The target reported a change that was not read yet.
     changed: bool,
 }
 
 impl ImageRefresh {
-    /// Up to when they are known: when the last reading of them began.
+    /// Time up to which the images are known: the start of the last read.
     pub(super) fn covers_ns(&self) -> u64 {
         self.covers_ns
     }
 
-    /// How often in a row reading them showed nothing new.
+    /// Consecutive reads without changes.
     pub(super) fn unchanged_reads(&self) -> u32 {
         self.unchanged_reads
     }
 
-    /// Paths of the files that were mapped since the program was first read, each once.
+    /// Paths of the files mapped since the first read of the program, each once.
     pub(super) fn take_new_paths(&mut self) -> Vec<String> {
         std::mem::take(&mut self.loads.new)
     }
 
-    /// The process runs another program.
+    /// Handles an exec.
     pub(super) fn begin_program(&mut self) {
         self.registered = GdbJit::default();
         self.loads = ImageLoads::default();
     }
 
-    /// The target says that they have changed.
+    /// Notes that the target reported a change.
     pub(super) fn note_change(&mut self) {
         self.changed = true;
     }
 
-    /// Whether they may be read for a stack that leads to code in none.
+    /// Whether images may be read for a stack that leads to code in none.
     pub(super) fn may_retry(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.read_ns) >= self.wait_ns
     }
 
-    /// Whether the process has said that they changed since they were read.
+    /// Whether the process reported changes since the last read.
     pub(super) fn has_changed(&self) -> bool {
         self.changed
     }
 
-    /// Whether it is time to read them: they have changed, or may have. `wanted` says that
-    /// stacks wait for it.
+    /// Whether a read is due: the images changed, or may have. `wanted`: stacks are deferred until it.
     pub(super) fn is_due(&self, now_ns: u64, wanted: bool) -> bool {
         now_ns.saturating_sub(self.read_ns)
             >= match (self.changed, wanted) {
@@ -89,8 +86,8 @@ impl ImageRefresh {
             }
     }
 
-    /// Brings the images up to date; whether they changed. A failure leaves the known
-    /// ones: later addresses may then be unknown, which the summary shows.
+    /// Reads the images; returns whether they changed. On failure the known ones stay: later addresses may then be
+    /// unknown, which the summary shows.
     pub(super) fn read(
         &mut self,
         process: &mut dyn Observed,
@@ -103,8 +100,8 @@ impl ImageRefresh {
         let mut changed = false;
         let mut listed = process.mappings(&mut self.mappings);
         for _ in 1..LIST_TRIES {
-            // A list in motion is mostly whole a moment later. Without images there are
-            // no names, and the walk cannot tell a leaf without a frame record.
+            // A list read while mappings change is mostly consistent a moment later. Without images there are no
+            // names, and the walk cannot tell a leaf without a frame record.
             if matches!(listed, Err(Fault::Transient(_))) {
                 listed = process.mappings(&mut self.mappings);
             }
@@ -123,15 +120,15 @@ impl ImageRefresh {
         self.read_ns = now_ns();
         let each_time_ns = (self.read_ns - before_ns).saturating_sub(opening_ns);
         self.cost_ns = each_time_ns.saturating_mul(COST_SHARE);
-        // Torn stacks ask again and again: less often the longer nothing changes.
+        // Torn stacks request reads repeatedly: back off while nothing changes.
         let most_ns = if process.reports_mmaps() { RETRY_REPORTED_MAX_NS } else { RETRY_MAX_NS };
         let backed_off_ns = if changed { 0 } else { (self.wait_ns * 2).min(most_ns) };
         self.wait_ns = backed_off_ns.max(self.cost_ns).max(RETRY_NS);
         changed
     }
 
-    /// Takes the list of mappings of the process of this number in, and what is registered in those without a file.
-    /// `opening_ns` gets what opening files took.
+    /// Updates from the list of mappings of this process, and reads the JIT code registered in anonymous ones.
+    /// `opening_ns` is set to the time spent opening files.
     fn take(
         &mut self,
         process: &mut dyn Observed,
@@ -184,7 +181,7 @@ mod tests {
     use crate::binary::{ImageBytes, OpenError};
     use crate::sources::{Process, ThreadId};
 
-    /// Takes 1 ms to list its mappings and 100 ms to open a file. Has one more each time.
+    /// Takes 1 ms to list its mappings and 100 ms to open a file. Each list has one mapping more.
     struct Slow<'c> {
         now_ns: &'c Cell<u64>,
         files: u64,
@@ -223,20 +220,20 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_loaded_does_not_wait_for_what_the_files_before_took_to_open() {
+    fn the_time_to_open_files_does_not_delay_the_next_read() {
         let (mut images, mut jit, mut refresh) =
             (Images::default(), JitCode::default(), ImageRefresh::default());
         let now_ns = Cell::new(0);
         let mut process = Slow { now_ns: &now_ns, files: 20 };
         refresh.read(&mut process, &|| now_ns.get(), &mut images, 0, &mut jit);
         refresh.note_change();
-        // Twenty times as long as listing them takes.
+        // Twenty times the cost of listing.
         let read_ns = now_ns.get();
         assert!(!refresh.is_due(read_ns + 19_000_000, true) && refresh.is_due(read_ns + 20_000_000, true));
         assert_eq!((images.images().len(), read_ns), (21, 2_101_000_000));
     }
 
-    /// Has no mappings, ever.
+    /// A process without mappings.
     struct Empty {
         reports: bool,
     }
@@ -263,7 +260,7 @@ mod tests {
         }
     }
 
-    /// How often mappings are listed in 10 s in which stacks lead out of the known code all the time.
+    /// Number of times mappings are listed in 10 s while stacks constantly lead out of the known code.
     fn listed_in_ten_seconds(reports: bool, report_every_ms: u64) -> u64 {
         let (mut images, mut jit, mut refresh) =
             (Images::default(), JitCode::default(), ImageRefresh::default());
@@ -283,11 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn code_that_stays_unknown_is_read_seldom_where_new_mappings_are_reported() {
+    fn unknown_code_causes_few_reads_if_new_mappings_are_reported() {
         let (silent, telling) = (listed_in_ten_seconds(false, 20_000), listed_in_ten_seconds(true, 20_000));
         assert!((190..=210).contains(&silent), "{silent} times");
         assert!((10..=20).contains(&telling), "{telling} times");
-        // A report counts at once.
+        // A report takes effect at once.
         let reported = listed_in_ten_seconds(true, 100);
         assert!(reported >= 100, "{reported} times");
     }

@@ -1,21 +1,22 @@
-//! How much JIT code is followed: an address of code without unwind information costs up to some thousand instructions
-//! once, and runtimes that move their code, or have no stack that code tells, show new ones with each sample.
+//! Budget for following JIT code: an address in code without unwind information costs up to some thousand
+//! instructions once, and runtimes that move their code, or have stacks that code does not describe, show new ones
+//! with each sample.
 //!
-//! Input: the time of samples, and how many instructions were looked at; output: how many may be. It is counted in
-//! instructions and not in time, so that what a recording shows does not depend on the speed of the machine. All
-//! processes of a recording share it: it is the profiler's CPU time that is bounded.
+//! Input: sample times, and the number of instructions examined; output: how many may be. The unit is
+//! instructions, not time, so that a recording does not depend on the speed of the machine. All processes of a
+//! recording share the budget: it bounds the profiler's CPU time.
 
-/// Instructions of each second of a recording: some 2 % of a CPU.
+/// Instructions per second of recording: about 2 % of a CPU.
 const PER_SECOND: u64 = 1_000_000;
-/// What may be saved up for programs that begin, and is there at first.
+/// Maximum savings, for starting programs; also the initial budget.
 const SAVED_MAX: u64 = 10 * PER_SECOND;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Instructions of JIT code that may still be looked at.
+/// Instructions of JIT code that may still be examined.
 #[derive(Debug)]
 pub(super) struct JitBudget {
     left: u64,
-    /// Up to when it was filled.
+    /// Time of the last refill.
     filled_ns: u64,
     has_limit: bool,
 }
@@ -27,12 +28,12 @@ impl Default for JitBudget {
 }
 
 impl JitBudget {
-    /// For what is done once.
+    /// No limit, for one-off work.
     pub(super) fn unlimited() -> JitBudget {
         JitBudget { has_limit: false, ..JitBudget::default() }
     }
 
-    /// Instructions that may be looked at for a sample of this time.
+    /// Instructions that may be examined for a sample at this time.
     pub(super) fn left(&mut self, now_ns: u64) -> u64 {
         if !self.has_limit {
             return u64::MAX;
@@ -47,7 +48,7 @@ impl JitBudget {
         self.left
     }
 
-    /// So many were looked at.
+    /// Charges examined instructions.
     pub(super) fn spend(&mut self, instructions: u64) {
         self.left = self.left.saturating_sub(instructions);
     }
@@ -70,7 +71,7 @@ mod tests {
     const BYTES: u64 = 1 << 20;
     const THREAD: ThreadId = ThreadId(7);
 
-    /// A process whose only code is JIT code of one instruction, `nop`.
+    /// A process with only JIT code made of one instruction, `nop`.
     struct Nops(Process);
 
     impl Observed for Nops {
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_beyond_the_budget_says_so_and_later_ones_go_on() {
+    fn a_walk_over_budget_reports_it_and_later_walks_continue() {
         let clock = FakeClock::default();
         let options = Options {
             hz: 997,
@@ -145,7 +146,7 @@ mod tests {
             let frames = &mut Frames::default();
             recorder.walk(&mut process, THREAD, &capture, 1 << 16, frames).expect("known").0
         };
-        // Each address costs some hundred instructions at least.
+        // Each address costs at least some hundred instructions.
         let first = (0..100_000).find(|pc| ended(&mut recorder, *pc) == StackEnd::JitBudget).expect("an end");
         assert!(first > 100, "{first}");
         assert_eq!(ended(&mut recorder, first + 1), StackEnd::JitBudget);
@@ -155,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_followed_is_what_there_is_per_second_and_what_was_saved() {
+    fn the_budget_is_the_rate_plus_the_savings() {
         let (mut budget, mut spent) = (JitBudget::default(), 0);
-        // A thousand samples a second for a minute, each with more to follow than there is.
+        // 1000 samples a second for a minute, each wanting more than the budget.
         for sample in 0..60_000 {
             let now_ns = sample * SECOND_NS / 1000;
             let wanted = 5_000.min(budget.left(now_ns));
@@ -165,13 +166,13 @@ mod tests {
             spent += wanted;
         }
         assert!((69 * PER_SECOND..=70 * PER_SECOND).contains(&spent), "{spent}");
-        // It is saved again.
+        // Savings build up again.
         assert_eq!(budget.left(60 * SECOND_NS + 30 * SECOND_NS), SAVED_MAX);
         assert_eq!(budget.left(0), SAVED_MAX, "samples of other CPUs may come a little later");
     }
 
     #[test]
-    fn what_is_done_once_has_no_limit() {
+    fn one_off_work_has_no_limit() {
         let mut budget = JitBudget::unlimited();
         budget.spend(u64::MAX);
         assert_eq!(budget.left(1), u64::MAX);

@@ -1,11 +1,10 @@
-//! The sampler: at each tick, which threads to stop; of each stop, a weighed stack in the
-//! trie; of everything lost, a count by cause.
+//! The sampler: decides at each tick which threads to stop, turns each stop into a weighted stack in the trie, and
+//! counts every loss by cause.
 //!
-//! Knows a target only through its traits and time only through the clock it is given, so a
-//! simulated run is the same code. A *driver* has the captures: `stops.rs` polls, stops and
-//! copies at each tick; `pushed.rs` is given what somebody else sampled. One [`Recorder`] weighs,
-//! walks, inserts and accounts for what is lost, whoever drives it. Stacks are walked after their
-//! threads run again.
+//! It knows a target only through its traits and time only through the given clock, so a simulated run uses the
+//! same code. A *driver* supplies captures: `stops.rs` polls, stops and copies at each tick; `pushed.rs` receives
+//! samples taken by another party. For either driver, one [`Recorder`] weighs, walks, inserts and accounts for
+//! losses. Stacks are walked after their threads run again.
 
 mod budget;
 mod captures;
@@ -53,12 +52,11 @@ pub use recorder::Recorder;
 pub use sample::Sample;
 pub use stops::snapshot::{Snapshot, ThreadStack, snapshot};
 
-/// Records a target until it ends, the time is over or `live` says stop.
+/// Records a target until it ends, the time is over or `live` requests a stop.
 ///
 /// # Errors
-/// [`ErrorKind::System`] when the system fails in a way that leaves nothing to go on
-/// with. A target that ends is no error: the profile so far is returned, and where the way to it was
-/// lost its statistics say why.
+/// [`ErrorKind::System`] when a system failure makes it impossible to continue. The end of the target is no error:
+/// the profile so far is returned, and if the connection to it was lost, the statistics say why.
 pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, live: &Live) -> Result<Profile> {
     let mut driver = StopDriver::new(target, clock, options, live);
     let ended = driver.record();

@@ -1,21 +1,21 @@
-//! In which order a tick polls threads, and which of them it asks to stop last.
+//! The order in which a tick polls threads, and which of them it stops last.
 //!
-//! Input: threads, and what polls show. Output: the threads in turn; those that may be on a CPU, where it is not
-//! certain. A tick that has no time for all goes on with the others the next time.
+//! Input: threads, and the results of polls. Output: threads in polling order, and those only possibly on a CPU. A
+//! tick without time for all threads leaves the rest to the next one.
 
 use std::cmp::Reverse;
 
 use crate::rng::mix;
 use crate::sources::{Activity, ThreadId};
 
-/// The order of polls.
+/// Polling order.
 #[derive(Debug, Default)]
 pub(super) struct PollOrder {
-    /// The thread that the last tick had no time for; the next one begins with it.
+    /// First thread that the last tick had no time for; the next tick starts there.
     next: Option<ThreadId>,
-    /// The source knows of some threads that they are on a CPU, or are not.
+    /// Whether the source knows, for some threads, if they are on a CPU.
     knows_on_cpu: bool,
-    /// Threads that could run at the last tick, and those of this one so far.
+    /// Runnable threads at the last tick, and at this one so far.
     runnable: usize,
     seen_runnable: usize,
     threads: Vec<ThreadId>,
@@ -24,7 +24,7 @@ pub(super) struct PollOrder {
 }
 
 impl PollOrder {
-    /// A tick begins: the threads in order.
+    /// Begins a tick; returns the threads in order.
     pub(super) fn begin(&mut self, threads: impl Iterator<Item = ThreadId>) -> Vec<ThreadId> {
         let mut order = std::mem::take(&mut self.threads);
         order.clear();
@@ -37,46 +37,45 @@ impl PollOrder {
         order
     }
 
-    /// The tick has no time for this thread and those after it.
+    /// Ends polling early: this thread and later ones wait for the next tick.
     pub(super) fn stop_before(&mut self, id: ThreadId) {
         self.next = Some(id);
         self.seen_runnable = self.seen_runnable.max(self.runnable);
     }
 
-    /// A stop was asked for that has not come: the thread had no CPU.
+    /// Notes a requested stop that is still pending: the thread had no CPU.
     pub(super) fn note_pending(&mut self) {
         self.seen_runnable += 1;
     }
 
-    /// A poll showed this.
+    /// Notes the result of a poll.
     pub(super) fn note(&mut self, activity: Activity) {
         self.seen_runnable += usize::from(activity.wants_cpu());
         self.knows_on_cpu |= matches!(activity, Activity::Running | Activity::Ready);
     }
 
-    /// The thread may be on a CPU: it is asked after those that are.
+    /// Postpones a thread that may be on a CPU until after those that are.
     pub(super) fn put_off(&mut self, id: ThreadId) {
         self.maybe_running.push(id);
     }
 
-    /// All were polled that there was time for. Takes the list back: its memory is used again.
+    /// Ends polling. Takes back the list for reuse of its memory.
     pub(super) fn end(&mut self, threads: Vec<ThreadId>) {
         self.threads = threads;
         self.runnable = self.seen_runnable;
     }
 
-    /// How many threads could run at the last tick.
+    /// Number of runnable threads at the last tick.
     pub(super) fn runnable(&self) -> usize {
         self.runnable
     }
 
-    /// Whether threads that may be on a CPU outnumber these: then those of which that is certain are asked first.
+    /// Whether CPUs are outnumbered by runnable threads, so that threads known to be on one are stopped first.
     pub(super) fn are_scarce(&self, cpus: usize) -> bool {
         self.knows_on_cpu && self.runnable > cpus
     }
 
-    /// Those that were put off: first those that were seen to use a CPU last, at this tick or before, and of these at
-    /// random.
+    /// Takes the postponed threads: those last seen using a CPU first, ties in random order.
     pub(super) fn take_put_off(
         &mut self,
         tick: u64,
@@ -87,7 +86,7 @@ impl PollOrder {
         threads
     }
 
-    /// Takes the list back that [`PollOrder::take_put_off`] gave out: its memory is used again.
+    /// Takes back the list from [`PollOrder::take_put_off`] for reuse of its memory.
     pub(super) fn give_back(&mut self, threads: Vec<ThreadId>) {
         self.maybe_running = threads;
     }
@@ -102,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_goes_on_with_the_threads_that_the_one_before_had_no_time_for() {
+    fn a_tick_continues_with_the_threads_that_the_last_one_left_out() {
         let mut order = PollOrder::default();
         let threads = order.begin(ids(&[4, 1, 3, 2]).into_iter());
         assert_eq!(threads, ids(&[1, 2, 3, 4]));
         order.stop_before(ThreadId(3));
         order.end(threads);
-        // The one that it would begin with may have ended.
+        // The thread to start with may have ended.
         let threads = order.begin(ids(&[4, 1, 2]).into_iter());
         assert_eq!(threads, ids(&[4, 1, 2]));
         order.end(threads);
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_used_a_cpu_last_are_asked_first() {
+    fn threads_that_used_a_cpu_last_come_first() {
         let mut order = PollOrder::default();
         order.note(Activity::Runnable);
         order.note(Activity::Runnable);

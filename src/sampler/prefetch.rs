@@ -1,17 +1,17 @@
-//! Deep stacks without copying them: the few words that a walk reads above the copied bytes are read with each
-//! sample, at its own moment.
+//! Deep stacks without copying them: each sample also captures the few words above the copied bytes that a walk
+//! needs.
 //!
-//! Where a walk leaves the copied bytes, the memory above is read afterwards, and a second walk through both shows
-//! which words it reads there. What that walk finds counts for nothing: memory has changed since. The source
-//! prefetches these words with the thread's next samples, and their walks go through what stood there then. The
-//! outer frames of a thread hardly change, so nearly all words are there; a walk that needs another one is
-//! incomplete, as one that leaves the copied bytes is, and shows what else to prefetch. A list that is out of date
-//! costs a stack's completeness and never its truth.
+//! When a walk leaves the copied bytes, the memory above is read afterwards, and a second walk through both shows
+//! which words it reads there. The result of that walk is discarded, since the memory has changed. The source
+//! prefetches these words with the thread's next samples, whose walks then see values from the moment of the
+//! sample. The outer frames of a thread rarely change, so nearly all words are present. A walk that needs another
+//! one is incomplete, like one that leaves the copied bytes, and shows what else to prefetch. An outdated list
+//! makes a stack incomplete, never wrong.
 //!
-//! A walk that goes on on another stack (the one that a handler on an alternate stack interrupted) needs words like any
-//! other.
+//! A walk that continues on another stack (the one interrupted by a handler on an alternate stack) needs words in
+//! the same way.
 //!
-//! Input: walks that left the copied bytes; output: the ranges of memory to prefetch of each thread.
+//! Input: walks that left the copied bytes; output: each thread's ranges of memory to prefetch.
 
 use std::cell::RefCell;
 
@@ -22,45 +22,45 @@ use crate::addr::Avma;
 use crate::sources::{Capture, Observed, PREFETCH_RANGE_BYTES};
 use crate::walk::{OuterStack, StackBytes};
 
-/// Memory is read in pages of so many bytes, at most so many of a stack: more is no stack.
+/// Memory is read in pages of this size; no real stack has more of them than the maximum.
 const PAGE_BYTES: u64 = 4096;
 const PAGES_MAX: usize = 1024;
 
 /// Address and size of a word.
 pub(super) type Word = (u64, usize);
 
-/// The bytes of a capture, and the memory above as it is now; notes what is read.
+/// The bytes of a capture plus the current memory above them; records which words are read.
 pub(super) struct LaterStack<'a> {
     capture: &'a Capture,
     memory: RefCell<Memory<'a>>,
 }
 
 impl<'a> LaterStack<'a> {
-    /// The stack of a capture of this process.
+    /// The stack of a capture from this process.
     pub(super) fn new(capture: &'a Capture, process: &'a mut dyn Observed) -> LaterStack<'a> {
         let memory = Memory { process, pages: HashMap::new(), read: Vec::new() };
         LaterStack { capture, memory: RefCell::new(memory) }
     }
 
-    /// Reads memory, of code or of the stack; what is read is not noted.
+    /// Reads memory, of code or of the stack, without recording it.
     pub(super) fn read(&self, at: Avma, into: &mut [u8]) -> usize {
         self.memory.borrow_mut().process.read_memory(at, into).unwrap_or(0)
     }
 
-    /// Forgets the words that were read, for another walk.
+    /// Clears the recorded words, for another walk.
     pub(super) fn forget_words(&self) {
         self.memory.borrow_mut().read.clear();
     }
 
-    /// The words that were read.
+    /// The recorded words.
     pub(super) fn take_words(&self) -> Vec<Word> {
         std::mem::take(&mut self.memory.borrow_mut().read)
     }
 }
 
-/// The part of a capture whose words are not prefetched.
+/// The inner part of a capture, where words are not prefetched.
 pub(super) fn inner_part(capture: &Capture) -> StackBytes<'_> {
-    // What begins at an odd address stays aligned.
+    // Keeps the alignment of the base address.
     let inner_bytes = (capture.stack.len() / UNCOPIED_PARTS).next_multiple_of(16);
     let bytes = capture.stack.get(..inner_bytes).unwrap_or(&capture.stack);
     StackBytes { base: capture.stack_base, bytes }
@@ -107,8 +107,8 @@ impl OuterStack for LaterStack<'_> {
     }
 }
 
-/// The fewest ranges that hold all these words, where no range shall touch a page without need: one that is not
-/// there would take the whole range with it.
+/// Covers these words with the fewest ranges. No range touches a page without need: a missing page would fail the
+/// whole range.
 pub(super) fn cover(mut words: Vec<Word>) -> Vec<u64> {
     words.sort_unstable();
     let mut ranges = Vec::new();

@@ -1,98 +1,99 @@
-//! What is prefetched of a thread's stack, and how long it is kept.
+//! The ranges to prefetch of a thread's stack, and how long they are kept.
 
 use crate::addr::Avma;
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, PREFETCH_RANGES_MAX, PrefetchedWords};
 use crate::walk::OuterStack;
 
-/// Searches in which a range that is not used stays on the list.
+/// Number of searches for which an unused range stays on the list.
 const SEARCHES_KEPT: u32 = 8;
 
-/// The part of the copied bytes whose words are prefetched all the same: deeper samples have them above theirs.
+/// One part in this many of the copied bytes is not prefetched; words in the rest are, since deeper samples have
+/// them above their copied bytes.
 pub(super) const UNCOPIED_PARTS: usize = 4;
 
-/// Samples that come without any range after a list was given out: they were taken before. Then it is given out
-/// again; doubled each time.
+/// Samples without any range, taken before the list was sent, that are tolerated before it is sent again; doubled
+/// each time.
 const FIRST_UNSERVED: u32 = 128;
 
-/// Samples without a search after one in vain, doubled each time.
+/// Maximum number of samples to skip after a search in vain; doubles up to this.
 const PATIENCE_MAX: u32 = 1 << 7;
 
-/// What is prefetched of a thread's stack.
+/// The ranges to prefetch of a thread's stack.
 #[derive(Debug, Default)]
 pub(super) struct PrefetchList {
-    /// The address of the first byte of each range, and the search that used it last.
+    /// Start address of each range, and the last search that used it.
     ranges: Vec<(u64, u32)>,
-    /// The addresses, ascending.
+    /// Start addresses, ascending.
     list: Vec<u64>,
-    /// A range that the list before this one did not have.
+    /// A range that is new in this list.
     newest: Option<u64>,
     searches: u32,
-    /// The list is to be given out.
+    /// Whether the list is still to be sent.
     is_new: bool,
-    /// Samples without ranges since then, and how many are no wonder.
+    /// Samples without ranges since the list was sent, and how many are tolerated.
     unserved: u32,
     unserved_max: u32,
-    /// Stacks that may run out before the next search.
+    /// Truncated stacks to skip before the next search.
     patience: u32,
     next_patience: u32,
-    /// The last search led out of all memory.
+    /// Whether the last search left all readable memory.
     unbounded: bool,
-    /// It needed more ranges than a list holds.
+    /// Whether it needed more ranges than a list holds.
     too_many: bool,
-    /// A walk went through ranges since the last search.
+    /// Whether a walk went through ranges since the last search.
     served: bool,
 }
 
 impl PrefetchList {
-    /// Whether a stack that ran out with these ranges is one that ranges are to complete: the stack size stays.
+    /// Whether ranges may complete a stack truncated despite these, so that the stack size can stay.
     pub(super) fn may_complete(&self, ranges: &PrefetchedWords) -> bool {
         !self.unbounded && !self.too_many && !self.is_current(ranges)
     }
 
-    /// Whether ranges were read by the list as it is, and not by one from before.
+    /// Whether these ranges come from the current list, not an earlier one.
     fn is_current(&self, ranges: &PrefetchedWords) -> bool {
         !ranges.is_empty() && self.newest.is_none_or(|start| ranges.word(start, size_of::<u64>()).is_some())
     }
 
-    /// The ranges to prefetch from now on, if they have changed.
+    /// The ranges to prefetch, if they changed.
     pub(super) fn take_new(&mut self) -> Option<&[u64]> {
         std::mem::take(&mut self.is_new).then_some(&*self.list)
     }
 
-    /// Takes in a walk that did not leave what was copied: how much of that it needed.
+    /// Records a walk that stayed within the copied bytes; returns how much of them it needed.
     pub(super) fn take_enough(&mut self, capture: &Capture, needed: StackUse) -> StackUse {
         if capture.prefetched.is_empty() {
             return needed;
         }
         self.was_enough();
-        // The words above that part are on the list, and are not to be copied beside it.
+        // Words above that part are on the list and need no copy.
         StackUse { bytes: needed.bytes.min(capture.stack.len() / UNCOPIED_PARTS), ..needed }
     }
 
-    /// What a walk that ran out asks of the stacks to come: ranges, if these may complete them, or so many `bytes`.
+    /// What a truncated walk requests for later stacks: ranges, if these may complete them, or else `bytes`.
     pub(super) fn take_truncated(&self, capture: &Capture, needed: StackUse, bytes: usize) -> StackUse {
         if self.unbounded {
             return StackUse { truncated: false, unbounded: true, ..needed };
         }
         if self.may_complete(&capture.prefetched) {
-            // Until all ranges are there nothing shows how much is to be copied: half of it, as a beginning.
+            // Until all ranges are present, the size to copy is unknown: start with half of it.
             let bytes = needed.bytes.max(capture.stack.len() / 8);
             return StackUse { truncated: false, bytes, ..needed };
         }
         StackUse { bytes, ..needed }
     }
 
-    /// A walk with ranges did not run out.
+    /// Records a complete walk with ranges.
     fn was_enough(&mut self) {
         self.served = true;
         (self.patience, self.next_patience, self.unserved) = (0, 0, 0);
     }
 
-    /// Whether a stack that ran out is one to search by.
+    /// Whether to search after a truncated stack.
     pub(super) fn shall_search(&mut self, has_prefetched: bool) -> bool {
         if !has_prefetched && !self.list.is_empty() {
-            // Taken before there was a list; or the source has forgotten it.
+            // Taken before the list existed; or the source has dropped the list.
             self.unserved += 1;
             if self.unserved > self.unserved_max {
                 (self.unserved, self.is_new) = (0, true);
@@ -108,7 +109,7 @@ impl PrefetchList {
         true
     }
 
-    /// Takes in what a search found: the ranges of a stack, or `None` if it led out of all memory.
+    /// Records the result of a search: the ranges of a stack, or `None` if it left all readable memory.
     pub(super) fn found(&mut self, ranges: Option<Vec<u64>>) {
         self.searches += 1;
         if !std::mem::take(&mut self.served) {
@@ -133,7 +134,7 @@ impl PrefetchList {
     }
 }
 
-/// What was prefetched, for a walk.
+/// Prefetched words as a walk's outer stack.
 #[derive(Debug)]
 pub(super) struct Prefetched<'a>(pub(super) &'a PrefetchedWords);
 
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_keep_what_was_used_of_late_and_searches_in_vain_become_rare() {
+    fn lists_keep_recently_used_ranges_and_failed_searches_back_off() {
         let mut prefetch = PrefetchList::default();
         assert!(prefetch.shall_search(false));
         prefetch.found(Some(vec![0x1000, 0x2000]));

@@ -1,8 +1,8 @@
-//! The processes that a recorder records: their images and their code, as far as walks need them.
+//! The recorded processes: their images and code, for walks.
 //!
-//! Input: processes that come, run another program and end; lists of their mappings. Output: the code of a process for a
-//! walk, and which files it mapped. Thousands of processes come and go on a whole machine: of one that has ended only
-//! the numbers are kept, and of those that have not been walked for long nothing of what walks learned.
+//! Input: start, exec and exit of processes; lists of their mappings. Output: the code of a process for a walk,
+//! and the files it mapped. A whole-machine recording sees thousands of processes: of exited ones only the numbers
+//! are kept, and the unwind caches of processes not walked recently are dropped.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::images::{ImageView, Images, JitCode};
 use crate::sources::{Observed, ThreadId};
 use crate::walk::{FileFacts, Unwinder};
 
-/// Processes of which what walks learned is kept; some tens of kilobytes each.
+/// Maximum number of processes with unwind caches; some tens of kilobytes each.
 const MAX_UNWIND_CACHES: usize = 256;
 
 /// A file that a process mapped while it was recorded.
 pub(super) struct ImageLoad {
     pub(super) pid: u32,
-    /// When that was seen, nanoseconds of the engine's clock.
+    /// When the mapping was seen, nanoseconds of the engine's clock.
     pub(super) at_ns: u64,
     pub(super) path: String,
 }
 
-/// What a walk needs of a process.
+/// The parts of a process that a walk needs.
 pub(super) struct ProcessCode<'p> {
     pub(super) images: ImageView<'p>,
     pub(super) jit: &'p mut JitCode,
@@ -37,15 +37,15 @@ pub(super) struct ProcessCode<'p> {
 pub(super) struct Processes {
     images: Images,
     list: Vec<RecordedProcess>,
-    /// Those whose unwinders have cached something.
+    /// Processes with a non-empty unwind cache.
     with_unwind_cache: Vec<ProcessIndex>,
-    /// What walks learned of files, whichever process mapped them.
+    /// Facts that walks learned about files, shared by all processes.
     facts: FileFacts,
     loads: Vec<ImageLoad>,
 }
 
 impl Processes {
-    /// One process, whose index is [`FIRST`](super::FIRST), which runs the program of this index.
+    /// A single process with index [`FIRST`](super::FIRST) and this program index.
     pub(super) fn new(pid: u32, program: u32) -> Processes {
         let facts = FileFacts::default();
         Processes {
@@ -67,7 +67,7 @@ impl Processes {
 
     // ---- from its beginning to its end
 
-    /// Adds a process, which runs a program of this name; `None` where no more fit.
+    /// Adds a process with this program name; `None` if there is no room.
     pub(super) fn add(&mut self, pid: u32, name: &str, tracks: &mut Tracks) -> Option<ProcessIndex> {
         let image_space_id = self.images.begin_process()?;
         let index = ProcessIndex(u32::try_from(self.list.len()).ok()?);
@@ -76,8 +76,8 @@ impl Processes {
         Some(index)
     }
 
-    /// The process runs another program: addresses mean something else from now on. Its stacks are
-    /// kept under the name that the process, of this number, has now, if it is given.
+    /// Handles an exec: addresses change their meaning. `renamed`: the process's number and new name, if its
+    /// stacks are kept under a new one.
     pub(super) fn begin_program(
         &mut self,
         of: ProcessIndex,
@@ -94,7 +94,7 @@ impl Processes {
         }
     }
 
-    /// Forgets what only a process that runs needs. Its deferred samples are walked before.
+    /// Drops what only a running process needs. Its deferred samples must be walked before.
     pub(super) fn end(&mut self, of: ProcessIndex) {
         if let Some(process) = self.list.get_mut(of.0 as usize) {
             let (merged, files) = (process.merged, process.files.take());
@@ -108,7 +108,7 @@ impl Processes {
         }
     }
 
-    /// The track that the stacks of a thread are kept under.
+    /// The track of a thread's stacks.
     pub(super) fn track(
         &mut self,
         of: ProcessIndex,
@@ -122,14 +122,14 @@ impl Processes {
         })
     }
 
-    /// The system's number of a process.
+    /// The pid of a process.
     pub(super) fn pid(&self, of: ProcessIndex) -> Option<u32> {
         Some(self.get(of)?.pid)
     }
 
     // ---- walks
 
-    /// Notes that a process is walked: where too many were, what was learned of them is forgotten.
+    /// Notes that a process is walked; with too many unwind caches, drops them all.
     pub(super) fn note_walked(&mut self, of: ProcessIndex) {
         let Some(process) = self.get_mut(of).filter(|process| !process.has_unwind_cache) else { return };
         process.has_unwind_cache = true;
@@ -165,26 +165,26 @@ impl Processes {
         Some(self.images.of(self.get(of)?.image_space_id))
     }
 
-    /// When images of a process are read.
+    /// The refresh state of a process's images.
     pub(super) fn refresh(&self, of: ProcessIndex) -> Option<&ImageRefresh> {
         self.get(of).map(|recorded| &recorded.refresh)
     }
 
-    /// The process says that its images have changed.
+    /// Notes that a process reported a change of its images.
     pub(super) fn note_change(&mut self, of: ProcessIndex) {
         if let Some(recorded) = self.get_mut(of) {
             recorded.refresh.note_change();
         }
     }
 
-    /// The images of a process are not known: they are read as soon as a stack is walked.
+    /// Marks the images of a process as unread: the next walk reads them.
     pub(super) fn forget_images_read(&mut self, of: ProcessIndex) {
         if let Some(recorded) = self.get_mut(of) {
             recorded.refresh = ImageRefresh::default();
         }
     }
 
-    /// Reads the images of a process; whether they changed.
+    /// Reads the images of a process; returns whether they changed.
     pub(super) fn read_images(
         &mut self,
         of: ProcessIndex,
@@ -201,7 +201,7 @@ impl Processes {
         changed
     }
 
-    /// Reads the images again unless that was done just now; whether they changed.
+    /// Reads the images again unless just read; returns whether they changed.
     pub(super) fn retry_images(
         &mut self,
         of: ProcessIndex,
@@ -213,19 +213,19 @@ impl Processes {
         may && self.read_images(of, process, clock)
     }
 
-    /// The files that processes were seen to map since this was asked last.
+    /// Files mapped by processes since the last call.
     pub(super) fn take_loads(&mut self) -> Vec<ImageLoad> {
         std::mem::take(&mut self.loads)
     }
 
-    /// Up to when the images are known, and how often in a row reading them showed nothing new.
+    /// Time up to which the images are known, and the number of consecutive reads without changes.
     pub(super) fn images_read(&self, of: ProcessIndex) -> (u64, u32) {
         self.refresh(of).map_or((0, 0), |refresh| (refresh.covers_ns(), refresh.unchanged_reads()))
     }
 
     // ---- the end
 
-    /// The files of processes that made code at run time, by their numbers in the images.
+    /// The files of processes with JIT code, by address space number.
     pub(super) fn files(&mut self) -> Vec<(u32, Arc<dyn Files>)> {
         self.list
             .iter_mut()
@@ -233,7 +233,7 @@ impl Processes {
             .collect()
     }
 
-    /// How many rules walks have learned of files.
+    /// Number of rules that walks learned about files.
     #[cfg(test)]
     pub(super) fn facts_learned(&self) -> usize {
         self.facts.len()

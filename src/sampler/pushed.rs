@@ -1,8 +1,8 @@
-//! The driver for samples that somebody else takes: a kernel that writes them into buffers, one
-//! for each CPU, and hands them on in batches.
+//! Driver for pushed samples: taken by a kernel, which writes them into per-CPU buffers and delivers them in
+//! batches.
 //!
-//! Input: events that come late, and between threads in any order; output: what the recorder
-//! makes of them in the order of their times. Time is that of the events: no clock runs here.
+//! Input: events that arrive late, and out of order between threads; output: the recording, in order of event
+//! times. The events define the time; the driver reads no clock.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -25,10 +25,10 @@ use crate::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use crate::sources::{Capture, Fault, Observed, ThreadId};
 use crate::walk::Frames;
 
-/// Stack bytes that the source may be asked to copy at most: it decides itself.
+/// Maximum stack size to request of the source, which decides itself.
 const STACK_MAX_BYTES: usize = 64 << 10;
 
-/// The time of the event that is being taken in, and what has passed since that began.
+/// The time of the current event, and the time passed since its processing began.
 struct EventTime<'a> {
     clock: &'a dyn Clock,
     at_ns: Cell<u64>,
@@ -41,7 +41,7 @@ impl EventTime<'_> {
         self.begun_ns.set(self.clock.now_ns());
     }
 
-    /// The event was earlier than it is reported, where that is known.
+    /// Moves back to the earlier time of the actual event, if known.
     fn go_back_to(&self, at_ns: Option<u64>) {
         if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns < self.at_ns.get()) {
             self.set_time(at_ns);
@@ -55,11 +55,11 @@ impl Clock for EventTime<'_> {
     }
 }
 
-/// Records what a source pushes until it ends, the time is over or `live` says stop. `clock` is
-/// the one that the source's times are of.
+/// Records events from a source until it ends, the time is over or `live` requests a stop. `clock` is the clock of
+/// the source's timestamps.
 ///
 /// # Errors
-/// [`ErrorKind::System`] when the source fails. A process that ends is no error.
+/// [`ErrorKind::System`] when the source fails. The end of a process is no error.
 pub fn record(
     source: &mut dyn PushedSource,
     clock: &dyn Clock,
@@ -78,7 +78,7 @@ pub fn record(
         frames: Frames::default(),
         spare: Vec::new(),
     };
-    // Waits are events of their own, each with its time.
+    // Waits are events with their own times.
     driver.recorder.expect_events(source.allocation_rate());
     driver.recorder.begin_times(start_ns);
     let (first_ns, mut start_ns) = (start_ns, start_ns);
@@ -87,14 +87,14 @@ pub fn record(
     let mut ends = false;
     loop {
         if live.shall_suspend() {
-            // Whoever samples does so as far as there is room: what there is none for is lost and counted.
+            // The source keeps sampling while it has room: overflow is lost and counted.
             let suspended_ns = away_ns(clock, live);
             driver.recorder.stats.suspended_ns += suspended_ns;
             start_ns += suspended_ns;
             end_ns = end_ns.saturating_add(suspended_ns);
         }
         if !ends && (live.shall_stop() || clock.now_ns() >= end_ns) {
-            // Closing what samples may take long.
+            // Closing a sampler may take long.
             driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
             source.end();
             ends = true;
@@ -106,7 +106,7 @@ pub fn record(
                 return Err(Error::new(ErrorKind::System, format!("the recording failed: {fault}")));
             }
         };
-        // Events of one thread stay in their order, since this sort is stable.
+        // A stable sort keeps the events of one thread in order.
         waiting.sort_by_key(|event| (event.at_ns, event.process, event.thread));
         let due = complete_until_ns.map_or(waiting.len(), |complete_until_ns| {
             waiting.partition_point(|event| event.at_ns < complete_until_ns)
@@ -124,20 +124,20 @@ pub fn record(
     if !ends {
         driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
     }
-    // A command may have run before the driver did.
+    // The command may run before the driver does.
     let stats = &mut driver.recorder.stats;
     stats.duration_ns += first_ns.saturating_sub(stats.begun_ns);
     Ok(driver.finish(source, clock, options))
 }
 
-/// Waits as long as the recording is suspended; for how long that was, nanoseconds.
+/// Waits while the recording is suspended; returns the duration, nanoseconds.
 pub(super) fn away_ns(clock: &dyn Clock, live: &Live) -> u64 {
     let begun_ns = clock.now_ns();
     live.park();
     clock.now_ns().saturating_sub(begun_ns)
 }
 
-/// As many ticks as a thread that ran all of the time that has passed would have had samples.
+/// The number of samples that a thread would have had if it ran all of the time.
 fn ticks(samples: u64, passed_ns: u64, target_cpu_ns: u64) -> u64 {
     let ticks = (u128::from(samples) * u128::from(passed_ns)).checked_div(target_cpu_ns.into());
     ticks.and_then(|ticks| ticks.try_into().ok()).unwrap_or(samples)
@@ -149,9 +149,9 @@ struct PushedDriver<'a> {
     recorder: Recorder<'a>,
     /// Processes by their ids.
     index_by_pid: HashMap<u32, ProcessIndex>,
-    /// Those that the batch has events of.
+    /// Processes with events in the batch.
     pids_in_batch: Vec<u32>,
-    /// Threads that wait.
+    /// Threads in a wait.
     open_waits: OpenWaits,
     frames: Frames,
     #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
@@ -159,7 +159,7 @@ struct PushedDriver<'a> {
 }
 
 impl PushedDriver<'_> {
-    /// The index of a process, which is taken in if it is new, under this name.
+    /// The index of a process; a new one is added under this name.
     fn index(&mut self, pid: u32, name: &str) -> Option<ProcessIndex> {
         let known = self.index_by_pid.get(&pid).copied();
         known.or_else(|| {
@@ -179,7 +179,7 @@ impl PushedDriver<'_> {
             SourceEvent::Late(ticks) => return self.recorder.stats.ticks_late += ticks,
             SourceEvent::Exited(status) => {
                 self.recorder.stats.exit_status = Some(status);
-                // A recording of several has no process of its own.
+                // A recording of several processes has no main process.
                 if pid > 0 && self.index_by_pid.contains_key(&pid) {
                     self.recorder.note_event(EventKind::ProcessEnd, pid, "");
                 }
@@ -202,7 +202,7 @@ impl PushedDriver<'_> {
         }
         match event {
             SourceEvent::Sample(capture) => {
-                // Samples come by time: a command may have run before the driver did.
+                // Samples define the time: a command may run before the driver does.
                 if self.recorder.stats.samples_pushed == 0 && at_ns < self.recorder.stats.begun_ns {
                     self.recorder.begin_times(at_ns);
                 }
@@ -239,7 +239,7 @@ impl PushedDriver<'_> {
         self.spare.clear();
     }
 
-    /// Takes an event of a thread that has no stack.
+    /// Handles a thread event without a stack.
     fn take_thread_event(
         &mut self,
         of: ProcessIndex,
@@ -250,7 +250,7 @@ impl PushedDriver<'_> {
         match event {
             SourceEvent::ThreadStarted { stack_top, status, preexisting, started_ns } => {
                 match self.recorder.account_mut(thread) {
-                    // A wait of it was reported before: of an earlier moment.
+                    // One of its waits, with an earlier time, was reported first.
                     Some(account) if account.process == of => account.stack.set_top(stack_top),
                     _ => {
                         self.recorder.add_thread(of, process, thread, stack_top, status, preexisting);
@@ -274,8 +274,7 @@ impl PushedDriver<'_> {
         }
     }
 
-    /// Takes what a thread reports of its waits. The stack of it is given back, and how much of it was needed, if it was
-    /// walked.
+    /// Handles a wait event. Returns its stack buffer and, if walked, how much of the stack was needed.
     fn take_wait_event(
         &mut self,
         of: ProcessIndex,
@@ -298,7 +297,7 @@ impl PushedDriver<'_> {
                     self.open_waits.over(&mut self.recorder, thread, at_ns, weight_ns);
                     return None;
                 };
-                // Most of many short waits: others stand for them.
+                // Most of many short waits are not drawn: others carry their weight.
                 if weight_ns == 0 {
                     return Some((capture, None));
                 }
@@ -316,7 +315,7 @@ impl PushedDriver<'_> {
         }
     }
 
-    /// Takes an event of a whole process.
+    /// Handles an event of a whole process.
     fn take_process_event(
         &mut self,
         of: ProcessIndex,
@@ -348,15 +347,15 @@ impl PushedDriver<'_> {
         }
     }
 
-    /// Takes in a thread that only its waits report.
+    /// Adds a thread known only from its waits.
     fn know_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, thread: ThreadId) {
         if self.recorder.account(thread).is_none() {
             self.recorder.add_thread(of, process, thread, None, unknown_status(), false);
         }
     }
 
-    /// Walks and counts a sample; its buffer, and how much of the copied stack that needed. `None` for a thread
-    /// that is not known.
+    /// Walks and counts a sample; returns its buffer and how much of the copied stack it needed. `None` for an
+    /// unknown thread.
     fn take_sample(
         &mut self,
         of: ProcessIndex,
@@ -380,7 +379,7 @@ impl PushedDriver<'_> {
         Some((buffer_of(taken.sample), taken.needed))
     }
 
-    /// Walks and counts where a thread waits.
+    /// Walks and counts a wait.
     fn take_wait(
         &mut self,
         process: &mut dyn Observed,
@@ -393,7 +392,7 @@ impl PushedDriver<'_> {
         self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
     }
 
-    /// Walks all deferred samples of a process: no images will come.
+    /// Walks all deferred samples of a process: its images will not change again.
     fn walk_all_deferred_of(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         self.recorder.read_wanted_images(of, process);
         self.walk_deferred(of, process, DueSamples::All);
@@ -408,7 +407,7 @@ impl PushedDriver<'_> {
         }
     }
 
-    /// Walks what is deferred, waits for the command to exit where the recording was stopped, and completes the
+    /// Walks deferred samples, waits for the command to exit if the recording was stopped, and completes the
     /// statistics.
     fn finish(mut self, source: &mut dyn PushedSource, clock: &dyn Clock, options: &Options) -> Profile {
         self.live.answer();
@@ -428,7 +427,7 @@ impl PushedDriver<'_> {
         stats.machine_idle = source.machine_idle();
         (stats.rings_bytes, stats.stacks_bytes) = source.memory_bytes();
         stats.ticks = if stats.samples_pushed == 0 && stats.waits > 0 {
-            // Of waits each period is known.
+            // Waits are all recorded, with their exact times.
             let ticks = u128::from(stats.duration_ns) * u128::from(options.hz) / 1_000_000_000;
             ticks.try_into().unwrap_or(u64::MAX)
         } else {
@@ -437,7 +436,7 @@ impl PushedDriver<'_> {
         profile
     }
 
-    /// Reads images of processes that the batch had events of, where it is time.
+    /// Reads the images of processes with events in the batch, if due.
     fn refresh_images(&mut self, source: &mut dyn PushedSource) {
         self.pids_in_batch.sort_unstable();
         self.pids_in_batch.dedup();
@@ -450,7 +449,7 @@ impl PushedDriver<'_> {
         }
     }
 
-    /// Shows others how the recording goes.
+    /// Publishes the progress of the recording.
     fn publish(&self, source: &dyn PushedSource, passed_ns: u64) {
         let live = self.live;
         let target_cpu_ns = source.target_cpu_ns().unwrap_or(0);
@@ -469,7 +468,7 @@ impl PushedDriver<'_> {
     }
 }
 
-/// The buffer that goes back to the source: that of the sample, or a new one while a deferred sample keeps its own.
+/// The buffer to return to the source: the sample's, or a new one if the sample is deferred.
 fn buffer_of(sample: Option<Sample>) -> Box<Capture> {
     sample.map(|sample| sample.capture).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What a recorder keeps of a process: its images, its unwinder, and where its stacks are kept.
+//! One recorded process: its images, its unwinder, and where its stacks are kept.
 
 use std::sync::Arc;
 
@@ -8,33 +8,33 @@ use crate::images::{Images, JitCode};
 use crate::sources::Observed;
 use crate::walk::{FileFacts, Unwinder};
 
-/// A process of a recorder, by the order in which they were added.
+/// Index of a process in a recorder, in order of addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessIndex(pub(super) u32);
 
-/// The process that a recorder is made for.
+/// The process that a recorder is created with.
 pub const FIRST: ProcessIndex = ProcessIndex(0);
 
-/// Stands for a process that no sample was taken of yet: nothing is kept for it.
+/// Placeholder for a process without samples: nothing is kept for it.
 pub(super) const UNSAMPLED: ProcessIndex = ProcessIndex(u32::MAX);
 
-/// A process of the recording: its images, its unwinder, and where its stacks are kept.
+/// A recorded process: its images, its unwinder, and where its stacks are kept.
 pub(super) struct RecordedProcess {
     /// Its address space in the images.
     pub(super) image_space_id: u32,
-    /// Its number for the system.
+    /// Its pid.
     pub(super) pid: u32,
-    /// Index of the program that it runs.
+    /// Index of its current program.
     pub(super) program: u32,
-    /// Where the stacks of all threads of that program are kept, if any were.
+    /// Shared track of all threads of that program, if any were sampled.
     pub(super) merged: Option<u32>,
-    /// Code that belongs to no image.
+    /// Code outside all images.
     pub(super) jit: JitCode,
     pub(super) refresh: ImageRefresh,
     pub(super) unwinder: Unwinder,
-    /// Its files, once it has code without an image.
+    /// Its files, once it has code outside all images.
     pub(super) files: Option<Arc<dyn Files>>,
-    /// Its unwinder was used since unwinders were cleared.
+    /// Whether its unwinder was used since the unwind caches were last dropped.
     pub(super) has_unwind_cache: bool,
 }
 
@@ -53,7 +53,7 @@ impl RecordedProcess {
         }
     }
 
-    /// Reads the images; whether they changed.
+    /// Reads the images; returns whether they changed.
     pub(super) fn read_images(
         &mut self,
         process: &mut dyn Observed,

@@ -1,9 +1,9 @@
-//! The recorder: captures become weighed stacks, whoever took them.
+//! The recorder: turns captures of any driver into weighted stacks.
 //!
-//! Input: threads that come and go, and of each capture what the thread had used by then.
-//! Output: a [`Profile`]. It weighs ([`ThreadClock`]), walks ([`StackWalker`]), inserts ([`WeightedStacks`]), defers
-//! stacks until images are read ([`DeferredSamples`]), and counts what is lost by cause. It asks the process for images,
-//! names and memory only; when and how threads are sampled is its driver's business.
+//! Input: start and exit of threads, and for each capture the thread's usage so far. Output: a [`Profile`]. It
+//! weighs ([`ThreadClock`]), walks ([`StackWalker`]), inserts ([`WeightedStacks`]), defers stacks until images are
+//! read ([`DeferredSamples`]), and counts losses by cause. It requests only images, names and memory from the
+//! process; when and how threads are sampled is the driver's business.
 
 use hashbrown::HashMap;
 
@@ -29,20 +29,20 @@ use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
 
-/// As much of a stack as captures of allocations may have: the source decides.
+/// Maximum stack size of allocation captures: the source decides.
 const ALLOCATION_STACK_MAX_BYTES: usize = 128 << 10;
 
-/// Why a sample is lost whose thread is not known.
+/// Reason for losing samples of unknown threads.
 pub(super) const UNKNOWN_THREAD: &str = "its thread is not known";
 
-/// What became of a sample.
+/// Result of taking a sample.
 #[derive(Debug)]
 pub(super) struct SampleOutcome {
-    /// Its node in the trie and how its walk ended, if it is there.
+    /// Its node in the trie and how its walk ended, if inserted.
     pub(super) stack: Option<(NodeId, StackEnd)>,
     /// How much of the copied stack its walk needed.
     pub(super) needed: StackUse,
-    /// The sample, given back; `None` if it is deferred.
+    /// The sample, returned; `None` if it is deferred.
     pub(super) sample: Option<Sample>,
 }
 
@@ -50,8 +50,8 @@ pub(super) struct SampleOutcome {
 pub struct Recorder<'a> {
     clock: &'a dyn Clock,
     options: &'a Options,
-    /// A sample weighs all of the time since the one before, waiting or not: where its driver
-    /// polls waiting threads; a pushing source reports each wait instead.
+    /// Samples weigh all time since the previous one, waiting or not: for a driver that polls waiting threads. A
+    /// pushing source reports each wait instead.
     by_wall: bool,
     threads: HashMap<ThreadId, ThreadAccount>,
     processes: Processes,
@@ -60,12 +60,12 @@ pub struct Recorder<'a> {
     deferred: DeferredSamples,
     stacks: WeightedStacks<'a>,
     heap: SampledHeap,
-    /// What happened, and what was lost.
+    /// Counts of events and losses.
     pub stats: Stats,
 }
 
 impl<'a> Recorder<'a> {
-    /// Of a process, whose index is [`FIRST`](super::FIRST), without threads or images.
+    /// For this process, with index [`FIRST`](super::FIRST), without threads or images.
     pub fn new(clock: &'a dyn Clock, options: &'a Options, process: &Process) -> Recorder<'a> {
         let mut tracks = Tracks::new(options.threads);
         let program = tracks.add_program(process.pid, &process.name);
@@ -84,19 +84,19 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Expects waits as events of their own, each with its time, and allocations that are sampled once in so many
-    /// bytes, if the source reports any.
+    /// Expects waits as events with their own times, and allocations sampled once per `every_bytes`, if the source
+    /// reports any.
     pub(super) fn expect_events(&mut self, every_bytes: Option<u64>) {
         self.by_wall = false;
         self.heap = SampledHeap::new(every_bytes);
     }
 
-    /// How stacks are walked.
+    /// The stack walker.
     pub(super) fn walker(&mut self) -> &mut StackWalker<'a> {
         &mut self.walker
     }
 
-    /// What is known of processes.
+    /// The recorded processes.
     #[cfg(test)]
     pub(super) fn processes(&self) -> &Processes {
         &self.processes
@@ -104,7 +104,7 @@ impl<'a> Recorder<'a> {
 
     // ---- threads
 
-    /// Takes a thread in: one that was running before the recording, or one seen from its first instruction on.
+    /// Adds a thread: either running before the recording or seen from its first instruction.
     pub fn add_thread(
         &mut self,
         of: ProcessIndex,
@@ -133,20 +133,19 @@ impl<'a> Recorder<'a> {
         self.threads.get_mut(&id)
     }
 
-    /// How many threads were not removed.
+    /// Number of current threads.
     pub(super) fn thread_count(&self) -> usize {
         self.threads.len()
     }
 
-    /// All of them, with their names where threads have tracks.
+    /// Current threads, with their names if they have tracks.
     pub(super) fn named_threads(&self) -> impl Iterator<Item = (ThreadId, &str)> {
         let name = |account: &ThreadAccount| self.tracks.thread_name(account.track).unwrap_or_default();
         self.threads.iter().map(move |(id, account)| (*id, name(account)))
     }
 
-    /// Closes a thread's account: what it used since its last sample is lost for this reason.
-    /// `cpu_ns` is all that it used, where that is known. Its driver walks its deferred
-    /// samples before.
+    /// Closes a thread's account: its usage since its last sample is lost for this reason. `cpu_ns`: its total
+    /// usage, if known. The driver must walk its deferred samples before.
     pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
         let Some(since_ns) = self.threads.get(&id).map(|account| account.clock.sampled_at_ns()) else {
             return;
@@ -155,8 +154,8 @@ impl<'a> Recorder<'a> {
         self.stacks.lose_since(reason, since_ns, unsampled_ns);
     }
 
-    /// Closes a thread's account as [`Recorder::remove_thread`] does, but what it used since its last
-    /// sample is not lost: it is given back, nanoseconds.
+    /// Closes a thread's account like [`Recorder::remove_thread`], but returns its usage since its last sample,
+    /// nanoseconds, instead of counting it as lost.
     pub(super) fn leave_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) -> u64 {
         let Some(mut account) = self.threads.remove(&id) else { return 0 };
         let now_ns = self.clock.now_ns();
@@ -166,8 +165,8 @@ impl<'a> Recorder<'a> {
         unsampled_ns
     }
 
-    /// Leaves out the time up to now, in which a thread was not recorded: what it used in that is lost for
-    /// this reason. `cpu_ns` is all that it used.
+    /// Skips the time up to now, in which a thread was not recorded: its usage in it is lost for this reason.
+    /// `cpu_ns`: its total usage.
     pub(super) fn skip(&mut self, id: ThreadId, cpu_ns: u64, reason: &'static str) {
         let now_ns = self.clock.now_ns();
         if let Some(account) = self.threads.get_mut(&id) {
@@ -177,15 +176,15 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// When a thread started, on the engine's clock; `None` for one whose start was not seen.
+    /// Sets when a thread started, on the engine's clock; `None` if its start was not seen.
     pub(super) fn set_start(&mut self, thread: ThreadId, started_ns: Option<u64>) {
         if let Some(account) = self.threads.get(&thread) {
             self.stacks.timeline().set_start(account.timeline_thread, started_ns);
         }
     }
 
-    /// Asks for the name of a thread that had none when it was first seen: threads name
-    /// themselves after they start, and may have ended before the recording does.
+    /// Reads the name of a thread that had none when first seen: threads name themselves after they start, and may
+    /// end before the recording does.
     fn ask_name(&mut self, process: &mut dyn Observed, id: ThreadId) {
         let Some(account) = self.threads.get_mut(&id) else { return };
         if !account.take_name_try() {
@@ -200,7 +199,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// A thread has this name from now on. The last one is shown: most have one.
+    /// Renames a thread. The last name is shown: most threads have only one.
     pub(super) fn set_name(&mut self, id: ThreadId, name: String) {
         let Some(account) = self.threads.get(&id) else { return };
         self.stacks.timeline().set_name(account.timeline_thread, &name);
@@ -209,7 +208,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Asks for a thread's name again at its end, or at that of the recording.
+    /// Reads a thread's name again at its end, or at the end of the recording.
     pub(super) fn rename(&mut self, process: &mut dyn Observed, id: ThreadId) {
         if let Some(name) = process.thread_name(id) {
             self.set_name(id, name);
@@ -218,18 +217,18 @@ impl<'a> Recorder<'a> {
 
     // ---- processes
 
-    /// Takes another process in, which runs a program of this name; `None` where no more fit.
+    /// Adds another process with this program name; `None` if there is no room.
     pub fn add_process(&mut self, pid: u32, name: &str) -> Option<ProcessIndex> {
         self.processes.add(pid, name, &mut self.tracks)
     }
 
-    /// The process runs another program: addresses mean something else from now on. Its stacks are
-    /// kept under the name that the process, of this number, has now, if it is given.
+    /// Handles an exec: addresses change their meaning. `renamed`: the process's number and new name, if its
+    /// stacks are kept under a new one.
     pub fn begin_program(&mut self, of: ProcessIndex, renamed: Option<(u32, &str)>) {
         self.processes.begin_program(of, renamed, &mut self.tracks);
     }
 
-    /// A thread that was taken in as one of an [`UNSAMPLED`] process is of this one.
+    /// Assigns a thread of an [`UNSAMPLED`] process to this one.
     pub(super) fn place_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, id: ThreadId) {
         if let Some(account) = self.threads.get_mut(&id).filter(|account| account.process == UNSAMPLED) {
             let track = self.processes.track(of, process, id, &mut self.tracks);
@@ -237,7 +236,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Forgets what only a process that runs needs. Its deferred samples are walked before.
+    /// Drops what only a running process needs. Its deferred samples must be walked before.
     pub fn end_process(&mut self, of: ProcessIndex) {
         self.processes.end(of);
     }
@@ -249,8 +248,8 @@ impl<'a> Recorder<'a> {
         self.stacks.counts()
     }
 
-    /// The weight of a sample that was just taken of a thread, nanoseconds; `None` if the thread is
-    /// accounted for already. `status` is what it had used by then.
+    /// The weight of a sample just taken of a thread, nanoseconds; `None` if the thread's account is closed.
+    /// `status`: its usage at that moment.
     pub fn weigh(&mut self, id: ThreadId, status: Option<ThreadStatus>) -> Option<u64> {
         let now_ns = self.clock.now_ns();
         let clock = &mut self.threads.get_mut(&id)?.clock;
@@ -261,21 +260,20 @@ impl<'a> Recorder<'a> {
         })
     }
 
-    /// Of what a sample of a running thread weighs by wall-clock time, how much the thread was on no CPU, by its own
-    /// clock, nanoseconds.
+    /// The off-CPU part of a running thread's wall-clock weight, by its CPU clock, nanoseconds.
     pub(super) fn off_cpu_ns(&mut self, id: ThreadId, weight_ns: u64) -> u64 {
         self.threads.get_mut(&id).map_or(0, |account| account.clock.off_cpu_ns(weight_ns))
     }
 
-    /// The weight of a wait of so long, nanoseconds: 0 for most short ones, since others stand for
-    /// them. `None` for a thread that is not known.
+    /// The weight of a wait of this length, nanoseconds: 0 for most short ones, represented by others. `None` for
+    /// an unknown thread.
     pub(super) fn weigh_wait(&mut self, id: ThreadId, wait_ns: u64) -> Option<u64> {
         let period_ns = self.stacks.period_ns();
         self.threads.get_mut(&id).map(|account| account.waits.weight_ns(wait_ns, period_ns))
     }
 
-    /// Walks a sample and counts its stack. `stack_max_bytes` is as much of a stack as the
-    /// next capture of the thread may copy; `frames` is replaced by what the walk found.
+    /// Walks a sample and counts its stack. `stack_max_bytes`: maximum size of the thread's next capture; `frames`
+    /// is overwritten with the result of the walk.
     pub(super) fn take(
         &mut self,
         process: &mut dyn Observed,
@@ -301,8 +299,8 @@ impl<'a> Recorder<'a> {
         SampleOutcome { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
     }
 
-    /// Takes a sample of a source that prefetches. Why its walk ended, if it is there, and the ranges that are to be
-    /// prefetched of the thread from now on, if they have changed; `frames` is replaced by what the walk found.
+    /// Takes a sample of a prefetching source. Returns why its walk ended, if it was inserted, and the thread's
+    /// new ranges to prefetch, if they changed; `frames` is overwritten with the result of the walk.
     pub fn take_prefetched(
         &mut self,
         process: &mut dyn Observed,
@@ -316,24 +314,24 @@ impl<'a> Recorder<'a> {
         (taken.stack.map(|(_, ended)| ended), self.new_ranges(id))
     }
 
-    /// The ranges that are to be prefetched of a thread, if they have changed.
+    /// The ranges to prefetch for a thread, if they changed.
     pub(super) fn new_ranges(&mut self, id: ThreadId) -> Option<&[u64]> {
         self.threads.get_mut(&id)?.stack.prefetch().take_new()
     }
 
-    /// Counts a stack that is known again, of a thread that waits on.
+    /// Counts the known stack of a thread that still waits.
     pub(super) fn repeat(&mut self, id: ThreadId, node: NodeId, ended: StackEnd, weight_ns: u64) {
         self.stacks.note_reused(weight_ns);
         self.count(id, (node, ended), self.clock.now_ns(), weight_ns);
     }
 
-    /// Counts a stack of a thread that was put in before, for the time up to `at_ns`.
+    /// Counts a thread's previously inserted stack, for the time up to `at_ns`.
     pub(super) fn count(&mut self, id: ThreadId, stack: (NodeId, StackEnd), at_ns: u64, weight_ns: u64) {
         let timeline_thread = self.threads.get(&id).and_then(|account| account.timeline_thread);
         self.stacks.count(timeline_thread, stack, at_ns, weight_ns);
     }
 
-    /// Puts the frames that were found for a sample into the trie, with those in the kernel that they led to.
+    /// Inserts the frames of a sample into the trie, with the kernel frames they led to.
     fn insert(
         &mut self,
         sample: &Sample,
@@ -349,7 +347,7 @@ impl<'a> Recorder<'a> {
         self.stacks.insert((root, space), account.timeline_thread, sample, ended, frames, weight_ns)
     }
 
-    /// Walks a capture into `frames` ([`StackWalker::walk`]); `None` for a thread that is not known.
+    /// Walks a capture into `frames` ([`StackWalker::walk`]); `None` for an unknown thread.
     pub(super) fn walk(
         &mut self,
         process: &mut dyn Observed,
@@ -365,7 +363,7 @@ impl<'a> Recorder<'a> {
         walked
     }
 
-    /// Looks for what a walk of a capture lacked ([`StackWalker::search_above`]).
+    /// Searches for the words that a walk of a capture lacked ([`StackWalker::search_above`]).
     pub(super) fn search_above(
         &mut self,
         process: &mut dyn Observed,
@@ -380,8 +378,8 @@ impl<'a> Recorder<'a> {
 
     // ---- deferred samples
 
-    /// Keeps a sample whose walk ended so because the images were not read since, perhaps; gives back
-    /// any other, and that of a thread that waits on, whose stack is to be counted again.
+    /// Defers a sample if its walk may have ended so for lack of recently mapped images. Returns any other, and
+    /// that of a thread still waiting, since its stack is counted again.
     fn defer(&mut self, sample: Sample, ended: StackEnd, weight_ns: u64) -> Option<Sample> {
         let Some(process) = self.threads.get(&sample.thread).map(|account| account.process) else {
             return Some(sample);
@@ -403,7 +401,7 @@ impl<'a> Recorder<'a> {
         self.deferred.has_any_of(of)
     }
 
-    /// The processes, by the system's numbers, that have deferred samples.
+    /// Pids of the processes with deferred samples.
     pub(super) fn with_deferred(&self) -> Vec<u32> {
         let mut pids: Vec<u32> =
             self.deferred.processes().filter_map(|process| self.processes.pid(process)).collect();
@@ -412,7 +410,7 @@ impl<'a> Recorder<'a> {
         pids
     }
 
-    /// Walks again those of a process that are due, and inserts them.
+    /// Walks the due samples of a process again and inserts them.
     pub(super) fn walk_deferred(
         &mut self,
         of: ProcessIndex,
@@ -429,7 +427,7 @@ impl<'a> Recorder<'a> {
             });
             match walked {
                 Some((ended, _)) => {
-                    // What it led to may have been replaced since.
+                    // The code may have been replaced since.
                     let ended = if self.space(of) == space { ended } else { StackEnd::BadFrame };
                     let waiting = sample.waiting;
                     self.insert(&sample, ended, rewalk.frames, weight_ns, waiting);
@@ -442,7 +440,7 @@ impl<'a> Recorder<'a> {
 
     // ---- allocations
 
-    /// Walks the stack of an allocation and keeps that by its node. Gives the capture back.
+    /// Walks the stack of an allocation and records it at its node. Returns the capture.
     pub(super) fn take_allocation(
         &mut self,
         process: &mut dyn Observed,
@@ -456,7 +454,7 @@ impl<'a> Recorder<'a> {
         let walked = self.walk(process, id, &sample.capture, ALLOCATION_STACK_MAX_BYTES, frames);
         self.ask_name(process, id);
         let node = walked.and_then(|(ended, _)| {
-            // Where the allocator returns to: the call is in front of it.
+            // The allocator's return address: the call is before it.
             if let Some(leaf) = frames.addresses.first_mut() {
                 *leaf = LookupAvma(leaf.0.saturating_sub(1));
             }
@@ -466,22 +464,22 @@ impl<'a> Recorder<'a> {
         sample.capture
     }
 
-    /// Allocations that are kept.
+    /// The recorded allocations.
     pub(super) fn heap(&mut self) -> &mut SampledHeap {
         &mut self.heap
     }
 
     // ---- images
 
-    /// Reads the images of a process; whether they changed.
+    /// Reads the images of a process; returns whether they changed.
     pub fn read_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) -> bool {
         let changed = self.processes.read_images(of, process, self.clock);
         self.note_image_loads();
         changed
     }
 
-    /// Reads the images if they have changed, or may have: in a storm of changes not each time,
-    /// since what reading costs is limited.
+    /// Reads the images if they changed or may have. Reads are rate-limited, so not every one of many changes
+    /// causes one.
     pub fn refresh_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         let (now_ns, wanted) = (self.clock.now_ns(), self.has_deferred(of));
         if self.processes.refresh(of).is_some_and(|refresh| refresh.is_due(now_ns, wanted)) {
@@ -489,39 +487,37 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Reads images that are known to have changed, whatever that costs: deferred samples
-    /// cannot wait longer.
+    /// Reads images known to have changed, at any cost: deferred samples cannot wait longer.
     pub(super) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         if self.has_deferred(of) {
             self.read_changed_images(of, process);
         }
     }
 
-    /// Reads images that are known to have changed, whatever that costs: a stack is walked that is
-    /// to stand for long.
+    /// Reads images known to have changed, at any cost: the stack about to be walked will be reused for long.
     pub(super) fn read_changed_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         if self.processes.refresh(of).is_some_and(ImageRefresh::has_changed) {
             self.read_images(of, process);
         }
     }
 
-    /// The process says that its images have changed. Samples of before are walked first.
+    /// Handles a reported change of images. Earlier samples are walked first.
     pub fn images_changed(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         self.processes.note_change(of);
         self.refresh_images(of, process);
     }
 
-    /// The images of a process are not known: they are read as soon as a stack is walked.
+    /// Marks the images of a process as unread: the next walk reads them.
     pub(super) fn forget_images_read(&mut self, of: ProcessIndex) {
         self.processes.forget_images_read(of);
     }
 
-    /// Number of the address space that a process has now.
+    /// Number of a process's current address space.
     fn space(&self, of: ProcessIndex) -> u32 {
         self.processes.images_of(of).map_or(0, |images| images.space())
     }
 
-    /// The files that processes have loaded are events of theirs.
+    /// Records files loaded by processes as events.
     fn note_image_loads(&mut self) {
         for load in self.processes.take_loads() {
             self.stacks.add_event(EventKind::ImageLoad, load.pid, load.at_ns, &load.path);
@@ -530,51 +526,50 @@ impl<'a> Recorder<'a> {
 
     // ---- losses and times
 
-    /// Time that is lost, nanoseconds, by its reason: the time up to now.
+    /// Counts the time up to now, nanoseconds, as lost for this reason.
     pub fn lose(&mut self, reason: &'static str, lost_ns: u64) {
         self.stacks.lose(reason, lost_ns);
     }
 
-    /// Time that is lost somewhere between `since_ns` and now, nanoseconds, by its reason.
+    /// Counts time between `since_ns` and now, nanoseconds, as lost for this reason.
     pub(super) fn lose_since(&mut self, reason: &'static str, since_ns: u64, lost_ns: u64) {
         self.stacks.lose_since(reason, since_ns, lost_ns);
     }
 
-    /// Samples that are lost and stand for a period each, by their reason.
+    /// Counts samples, each weighing one period, as lost for this reason.
     pub(super) fn lose_samples(&mut self, reason: &'static str, samples: u64) {
         self.stacks.lose_samples(reason, samples);
     }
 
-    /// An event of a process now.
+    /// Records a process event at the current time.
     pub(super) fn note_event(&mut self, kind: EventKind, pid: u32, text: &str) {
         self.stacks.add_event(kind, pid, self.clock.now_ns(), text);
     }
 
-    /// Times count from `at_ns` of the engine's clock on.
+    /// Starts the recording's time at `at_ns` of the engine's clock.
     pub(super) fn begin_times(&mut self, at_ns: u64) {
         self.stats.begun_ns = at_ns;
         self.stacks.timeline().begin(at_ns);
     }
 
-    /// No times are kept from now on.
+    /// Stops keeping times.
     pub(super) fn close_times(&mut self) {
         self.stacks.timeline().close();
     }
 
     // ---- the end
 
-    /// CPU time of all threads that were not removed, nanoseconds.
+    /// CPU time of all current threads, nanoseconds.
     pub(super) fn alive_cpu_ns(&self) -> u64 {
         self.threads.values().map(|account| account.clock.used_cpu_ns()).sum()
     }
 
-    /// The images, of a recorder that is done with.
+    /// The images, consuming the recorder.
     pub(super) fn into_images(self) -> Images {
         self.processes.into_images()
     }
 
-    /// The profile. What threads that were not removed are known to have used since their last
-    /// samples is lost, and counted so.
+    /// The profile. The known usage of current threads since their last samples is counted as lost.
     pub fn finish(mut self, process: &dyn Observed) -> Profile {
         self.close_times();
         let left: Vec<ThreadId> = self.threads.keys().copied().collect();

@@ -5,8 +5,8 @@ use crate::addr::Avma;
 use crate::arch::Registers;
 use crate::sources::{Capture, Observed};
 
-/// A capture with what is below the stack pointer now, if that was not copied: code may keep words
-/// there that the rows of its unwind information refer to.
+/// A copy of a capture with the bytes currently below the stack pointer, if it lacks them: rows of unwind
+/// information may refer to words there.
 pub(super) fn with_red_zone(process: &mut dyn Observed, capture: &Capture) -> Option<Capture> {
     let below = capture.registers.arch().red_zone_bytes_max();
     let base = capture.registers.sp().0.checked_sub(below).filter(|_| lacks_red_zone(capture))?;
@@ -19,7 +19,7 @@ pub(super) fn with_red_zone(process: &mut dyn Observed, capture: &Capture) -> Op
     Some(Capture { stack, stack_base: Avma(base), ..capture.clone() })
 }
 
-/// Whether nothing was copied from below the stack pointer, where rows may read.
+/// Whether the capture lacks bytes below the stack pointer, where rows may read.
 pub(super) fn lacks_red_zone(capture: &Capture) -> bool {
     matches!(capture.registers, Registers::X86_64(_)) && capture.stack_base == capture.registers.sp()
 }

@@ -1,19 +1,19 @@
-//! What a thread showed at one moment.
+//! The state of a thread at one moment.
 
 use crate::sources::{Capture, ThreadId};
 
-/// What a thread showed at one moment.
+/// The state of a thread at one moment.
 #[derive(Debug)]
 pub struct Sample {
-    /// Which thread.
+    /// The thread.
     pub thread: ThreadId,
-    /// Its registers and stack bytes: a box, since samples are moved from hand to hand.
+    /// Its registers and stack bytes, boxed because samples are moved often.
     pub capture: Box<Capture>,
-    /// When it was taken in, nanoseconds of the engine's clock.
+    /// Time of arrival, nanoseconds of the engine's clock.
     pub at_ns: u64,
-    /// The thread waited when it was asked for this.
+    /// Whether the thread was waiting when its stop was requested.
     pub waiting: bool,
-    /// Of what it stands for, how much the thread was on no CPU, where wall-clock time is recorded: ready, or waiting
-    /// between two polls; nanoseconds.
+    /// Off-CPU part of its weight, if wall-clock time is recorded: ready, or waiting between two polls;
+    /// nanoseconds.
     pub off_cpu_ns: u64,
 }

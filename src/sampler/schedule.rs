@@ -1,7 +1,7 @@
-//! When a recording that stops threads begins, ticks and ends.
+//! Schedule of a recording that stops threads: begin, ticks, end.
 //!
-//! Input: the time. Output: when the next tick is due, and how much time each one is to account for. Time in which the
-//! recording was suspended is left out.
+//! Input: the time. Output: when the next tick is due, and how much time each tick accounts for. Suspended time is
+//! excluded.
 
 use super::options::Options;
 use super::ticks::Ticks;
@@ -10,21 +10,21 @@ use super::ticks::Ticks;
 #[derive(Debug)]
 pub(super) struct Schedule {
     start_ns: u64,
-    /// When the recording is over, whatever calls of the target cost.
+    /// End of the recording, even if calls to the target take long.
     end_ns: u64,
     ticks: Ticks,
-    /// When the last tick began.
+    /// Start of the last tick.
     ticked_ns: u64,
-    /// From the tick before to that one.
+    /// Time from the previous tick to the last one.
     interval_ns: u64,
-    /// It was the last one.
+    /// Whether it is the final tick.
     closing: bool,
-    /// The target has ended.
+    /// Whether the target has ended.
     ended: bool,
 }
 
 impl Schedule {
-    /// Of a recording without an end that begins at this time.
+    /// A recording without end from this time on.
     pub(super) fn new(now_ns: u64, options: &Options) -> Schedule {
         Schedule {
             start_ns: now_ns,
@@ -37,14 +37,14 @@ impl Schedule {
         }
     }
 
-    /// The recording begins at this time: the target was found as it is.
+    /// Begins the recording at this time, with the target attached.
     pub(super) fn begin(&mut self, now_ns: u64, options: &Options) {
         self.start_ns = now_ns;
         self.end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| now_ns.saturating_add(duration_ns));
         self.ticks = Ticks::new(now_ns, options.hz, options.seed);
     }
 
-    /// Nothing was recorded for so long, up to this time.
+    /// Excludes a suspension of this length, up to this time.
     pub(super) fn leave_out(&mut self, suspended_ns: u64, now_ns: u64) {
         self.start_ns += suspended_ns;
         self.end_ns = self.end_ns.saturating_add(suspended_ns);
@@ -52,29 +52,29 @@ impl Schedule {
         self.ticked_ns = now_ns;
     }
 
-    /// When the recording began.
+    /// Start of the recording.
     pub(super) fn start_ns(&self) -> u64 {
         self.start_ns
     }
 
-    /// When the next tick is due, or the recording is over.
+    /// Time of the next tick, or the end of the recording.
     pub(super) fn due_ns(&self) -> u64 {
         self.ticks.deadline_ns().min(self.end_ns)
     }
 
-    /// Whether the recording is over, by its time.
+    /// Whether the recording's time is over.
     pub(super) fn is_over(&self, now_ns: u64) -> bool {
         now_ns >= self.end_ns
     }
 
-    /// A tick begins; the time since the one before.
+    /// Begins a tick; returns the time since the previous one.
     pub(super) fn begin_tick(&mut self, now_ns: u64) -> u64 {
         self.interval_ns = now_ns.saturating_sub(self.ticked_ns);
         self.ticked_ns = now_ns;
         self.interval_ns
     }
 
-    /// The tick is done; how many were due meanwhile and are dropped.
+    /// Ends a tick; returns the number of ticks that fell due meanwhile and are dropped.
     pub(super) fn end_tick(&mut self, now_ns: u64) -> u64 {
         self.ticks.done(now_ns)
     }
@@ -84,22 +84,22 @@ impl Schedule {
         self.ticks.late()
     }
 
-    /// The time between the last two ticks.
+    /// Time between the last two ticks.
     pub(super) fn interval_ns(&self) -> u64 {
         self.interval_ns
     }
 
-    /// The next tick is the last one.
+    /// Makes the next tick the final one.
     pub(super) fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Whether the tick is the last one.
+    /// Whether this is the final tick.
     pub(super) fn is_closing(&self) -> bool {
         self.closing
     }
 
-    /// The target has ended.
+    /// Notes that the target has ended.
     pub(super) fn end(&mut self) {
         self.ended = true;
     }

@@ -1,7 +1,7 @@
-//! The stack of one thread, as far as captures and walks know it: its top, how much of it is copied, and which words
-//! above are read beside that.
+//! The stack of one thread as known to captures and walks: its top, the size to copy, and the words above to
+//! prefetch.
 //!
-//! Input: what each walk needed. Output: what the next capture shall hold.
+//! Input: what each walk needed. Output: the size and ranges of the next capture.
 
 use super::prefetch_list::PrefetchList;
 use super::stack_size::StackSize;
@@ -9,21 +9,21 @@ use crate::addr::Avma;
 use crate::sources::Capture;
 use crate::walk::{StackBytes, StackEnd, Walked};
 
-/// Searches for the top of a stack, at most.
+/// Maximum number of searches for the top of a stack.
 const TOP_SEARCHES: u8 = 8;
 
 /// The stack of one thread.
 #[derive(Debug)]
 pub(super) struct StackExtent {
     top: Option<Avma>,
-    /// Searches for the top that may still be made.
+    /// Remaining searches for the top.
     top_searches_left: u8,
     size: StackSize,
     prefetch: PrefetchList,
 }
 
 impl StackExtent {
-    /// A stack with this top, where it is known.
+    /// A stack with this top, if known.
     pub(super) fn new(top: Option<Avma>) -> StackExtent {
         StackExtent {
             top,
@@ -33,33 +33,33 @@ impl StackExtent {
         }
     }
 
-    /// Where the stack begins, if that is known.
+    /// The top of the stack, if known.
     pub(super) fn top(&self) -> Option<Avma> {
         self.top
     }
 
-    /// The stack begins here, unless that is known.
+    /// Sets the top, unless it is already known.
     pub(super) fn set_top(&mut self, top: Option<Avma>) {
         self.top = self.top.or(top);
     }
 
-    /// Bytes that the next capture shall hold.
+    /// Size of the next capture.
     pub(super) fn bytes(&self) -> usize {
         self.size.bytes()
     }
 
-    /// Asks for so many bytes once, where something above a whole stack is searched for.
+    /// Requests this many bytes once, for a search above a whole stack.
     pub(super) fn reach(&mut self, bytes: usize, max_bytes: usize) {
         self.size.reach(bytes, max_bytes);
     }
 
-    /// Which words are read beside the copied bytes.
+    /// The words to prefetch in addition to the copied bytes.
     pub(super) fn prefetch(&mut self) -> &mut PrefetchList {
         &mut self.prefetch
     }
 
-    /// Fits the stack size to a walk; how many bytes above the stack pointer are to be copied for it.
-    /// `stack_max_bytes` is as much as the next capture may copy.
+    /// Adjusts the stack size after a walk; returns how many bytes above the stack pointer it needed.
+    /// `stack_max_bytes`: maximum size of the next capture.
     pub(super) fn fit(
         &mut self,
         capture: &Capture,
@@ -69,11 +69,11 @@ impl StackExtent {
     ) -> usize {
         let sp = capture.registers.sp().0;
         let needed = walked.reached.0.saturating_sub(sp) as usize;
-        // As much was requested of either stack: the one that was copied in full counts.
+        // The same size was requested of both stacks: the one copied in full counts.
         let of_other = capture.other_stack.as_ref().map_or(0, |other| other.bytes.len());
         let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
         let copied = (stack.end().0.saturating_sub(sp) as usize).max(of_other);
-        // What is prefetched is not to be copied beside that.
+        // Prefetched words need no copy.
         let needed = if capture.prefetched.is_empty() { needed } else { needed.min(copied) };
         let is_left_to_prefetch = walked.ended == StackEnd::DeeperThanCopied
             && may_prefetch
@@ -84,8 +84,8 @@ impl StackExtent {
         needed
     }
 
-    /// Searches for the stack top of a thread that existed before the recording, where a walk is incomplete without:
-    /// whether it did. `find` searches from an address on.
+    /// Searches for the stack top of a thread that existed before the recording, if its walk is incomplete without
+    /// it; returns whether it searched. `find` searches from an address on.
     pub(super) fn search_top(&mut self, walked: &Walked, find: impl FnOnce(Avma) -> Option<Avma>) -> bool {
         if walked.ended.is_complete() || self.top.is_some() || self.top_searches_left == 0 {
             return false;

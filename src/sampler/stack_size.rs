@@ -1,20 +1,19 @@
-//! How many bytes of a thread's stack are copied at a stop: as many as its stacks need, and
-//! no more than a stop may take. Input: what each walk needed; output: the next stack size.
+//! How many bytes of a thread's stack are copied at a stop: as many as its stacks need, within the limit of a
+//! stop. Input: what each walk needed; output: the next stack size.
 //!
-//! A stack size grows where a stack was deeper, and stays only if a walk went further for it: what
-//! is deeper than any size (a stack that was switched, a chain that leads into the heap) would
-//! otherwise make each stop copy megabytes for nothing. After a growth in vain the next one is
-//! tried later and later. It shrinks a step at a time, because depth comes back.
+//! The size grows when a stack is deeper, and stays large only if a walk went further for it: stacks deeper than
+//! any size (a switched stack, a chain into the heap) would otherwise make each stop copy megabytes for nothing.
+//! After growth in vain, later attempts back off. The size shrinks in small steps, because depth recurs.
 
 use crate::walk::{StackEnd, Walked};
 
-/// Stack bytes copied at a thread's first sample, and at least tried again after any growth.
+/// Size of a thread's first capture; growth reaches at least this size again.
 pub(super) const FIRST_STACK_BYTES: usize = 32 << 10;
-/// Sizes are multiples of this, so that small changes of depth change nothing.
+/// Granularity of sizes, so that small changes of depth have no effect.
 const STEP_BYTES: usize = 4 << 10;
-/// Samples in a row that needed less before the size shrinks a step.
+/// Consecutive samples that needed less before the size shrinks by a step.
 const SHRINK_AFTER: u8 = 16;
-/// After a growth in vain, stacks that are deeper before the next one; doubled each time.
+/// Deeper stacks after growth in vain before the next attempt; doubled each time.
 const FIRST_PATIENCE: u32 = 64;
 const PATIENCE_MAX: u32 = 1 << 14;
 
@@ -23,9 +22,9 @@ const PATIENCE_MAX: u32 = 1 << 14;
 pub(super) struct StackSize {
     bytes: usize,
     needed_less: u8,
-    /// What it was before it grew, until a walk has needed more than that.
+    /// Size before the growth, until a walk needed more than that.
     grown_from: Option<usize>,
-    /// Stacks that may leave it before it grows again.
+    /// Truncated stacks to skip before the size grows again.
     patience: u32,
     next_patience: u32,
 }
@@ -46,11 +45,11 @@ impl StackSize {
         self.bytes
     }
 
-    /// Fits the size to a walk that `needed` so many bytes above the stack pointer of the
-    /// `copied` ones. `max_bytes` is what a stop may copy now.
+    /// Adjusts the size after a walk that `needed` this many bytes above the stack pointer of the `copied` ones.
+    /// `max_bytes`: current limit of a stop.
     pub(super) fn fit(&mut self, walked: &Walked, needed: usize, copied: usize, max_bytes: usize) {
         if walked.ended == StackEnd::DeeperThanCopied {
-            // Fewer bytes than asked for: the memory ends there, and nothing is above.
+            // Fewer bytes than requested: the memory ends there, and nothing is above.
             if copied >= self.bytes {
                 self.ran_out(max_bytes);
             }
@@ -62,7 +61,7 @@ impl StackSize {
         }
     }
 
-    /// Asks for so many bytes once, where something above a whole stack is searched for.
+    /// Requests this many bytes once, for a search above a whole stack.
     pub(super) fn reach(&mut self, bytes: usize, max_bytes: usize) {
         self.bytes = self.bytes.max(bytes.min(max_bytes).next_multiple_of(STEP_BYTES));
     }
@@ -103,7 +102,7 @@ impl StackSize {
         }
     }
 
-    /// Back to what it was: more was of no use.
+    /// Reverts growth that did not help.
     fn give_up(&mut self) {
         self.bytes = self.grown_from.take().unwrap_or(self.bytes).min(self.bytes);
         self.patience = self.next_patience;
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_leaves_every_stack_size_makes_no_stop_long() {
+    fn a_stack_deeper_than_any_size_makes_no_stop_long() {
         let mut stack_size = StackSize::new();
         let (mut copied, mut largest) = (0, 0);
         for _ in 0..100_000 {
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_growth_that_other_stacks_did_not_need_is_given_up() {
+    fn growth_that_other_stacks_did_not_need_is_reverted() {
         let mut stack_size = StackSize::new();
         ran_out(&mut stack_size);
         for _ in 0..16 * 24 {
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_ends_is_not_asked_for_again() {
+    fn memory_beyond_its_end_is_not_requested_again() {
         let mut stack_size = StackSize::new();
         stack_size.fit(&walked(StackEnd::DeeperThanCopied), 5_000, 5_000, MAX);
         assert_eq!(stack_size.bytes(), FIRST_STACK_BYTES);

@@ -1,7 +1,7 @@
-//! Walks of captures, with the images and the code of their process, and searches for the words above the copied bytes.
+//! Walks of captures with the images and code of their process, and searches for words above the copied bytes.
 //!
-//! Input: a capture, the process and the thread it is of. Output: frames, why the walk ended, and how much of the stack
-//! it needed. Images are read again where a stack leads to code in none.
+//! Input: a capture with its process and thread. Output: frames, why the walk ended, and how much of the stack it
+//! needed. Images are read again if a stack leads to code in none.
 
 use super::jit_budget::JitBudget;
 use super::options::Options;
@@ -22,10 +22,10 @@ pub(super) struct StackWalker<'a> {
     clock: &'a dyn Clock,
     method: UnwindMethod,
     max_depth: usize,
-    /// Captures can have ranges of stacks beside the bytes that are copied.
+    /// Whether captures can include prefetched ranges.
     may_prefetch: bool,
     jit_budget: JitBudget,
-    /// Frames of walks that only show where stacks lead.
+    /// Frames of walks made only to find the words they read.
     outer_frames: Frames,
 }
 
@@ -41,19 +41,19 @@ impl<'a> StackWalker<'a> {
         }
     }
 
-    /// Follows JIT code without a limit, for what is done once.
+    /// Removes the limit on following JIT code, for one-off work.
     pub(super) fn follow_all_jit_code(&mut self) {
         self.jit_budget = JitBudget::unlimited();
     }
 
-    /// Whether captures can have ranges of stacks from now on.
+    /// Sets whether captures can include prefetched ranges.
     pub(super) fn set_may_prefetch(&mut self, may: bool) {
         self.may_prefetch = may;
     }
 
-    /// Walks a capture into `frames`, with the images it needs. Why it ended, and how many bytes above the stack
-    /// pointer it needed; `None` for a thread of a process that is not known. Where it left what was copied, the ranges
-    /// of the stack that it lacked are looked for. `stack_max_bytes` is as much as the next capture may copy.
+    /// Walks a capture into `frames`, reading images as needed. Returns why it ended and how many bytes above the
+    /// stack pointer it needed; `None` for a thread of an unknown process. If it left the copied bytes, searches
+    /// for the ranges it lacked. `stack_max_bytes`: maximum size of the next capture.
     pub(super) fn walk(
         &mut self,
         processes: &mut Processes,
@@ -76,7 +76,7 @@ impl<'a> StackWalker<'a> {
         Some((ended, self.search_above(processes, account, process, capture, needed, leaves)))
     }
 
-    /// Walks a capture into `frames`, with the images it needs.
+    /// Walks a capture into `frames`, reading images as needed.
     fn walk_capture(
         &mut self,
         processes: &mut Processes,
@@ -109,9 +109,9 @@ impl<'a> StackWalker<'a> {
             processes.set_red_zone_read_later(of, false);
             return needed(walked?, true);
         }
-        // A row that could not read there is bridged, too.
+        // Scanning also bridges a row that could not read the red zone.
         let needs_red_zone = frames.methods.get(1) == Some(&Method::Scan) && lacks_red_zone(capture);
-        // A torn chain, or a library that was loaded since?
+        // Either a torn chain or a recently loaded library.
         if matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
             && processes.retry_images(of, process, clock)
         {
@@ -121,8 +121,8 @@ impl<'a> StackWalker<'a> {
         needed((ended, bytes), needs_red_zone)
     }
 
-    /// Walks a capture into `frames`, with the images that are known. Why it ended, and how many bytes above the stack
-    /// pointer it needed.
+    /// Walks a capture into `frames` with the known images. Returns why it ended and how many bytes above the
+    /// stack pointer it needed.
     pub(super) fn walk_with_known_images(
         &mut self,
         processes: &mut Processes,
@@ -152,7 +152,7 @@ impl<'a> StackWalker<'a> {
         let ProcessCode { jit, unwinder, .. } = &mut rounds.code;
         jit.check(now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
         rounds.set_time(now_ns);
-        // Repeats until the walk lacks no JIT bytes and the stack top was found or given up.
+        // Repeats until no JIT bytes are missing and the stack top was found or given up.
         loop {
             let Some(mut walked) = rounds.walk(capture, &memory, extent.top(), &mut read, frames) else {
                 continue;
@@ -171,8 +171,8 @@ impl<'a> StackWalker<'a> {
         }
     }
 
-    /// Takes in what a walk needed of a capture. Where it ran out or went to another stack (`leaves`), it may show
-    /// what to prefetch of the stacks to come: then it is not one that asks for more bytes.
+    /// Records what the walk of a capture needed. A walk that was truncated or went to another stack (`leaves`)
+    /// may show what to prefetch instead: then it requests no more bytes.
     pub(super) fn search_above(
         &mut self,
         processes: &mut Processes,
@@ -190,7 +190,7 @@ impl<'a> StackWalker<'a> {
         if account.stack.prefetch().shall_search(has_prefetched) {
             let above = self.words_above(processes, account, process, capture);
             let ranges = above.map(|words| {
-                // As many copied bytes would have been enough beside the ranges that there were.
+                // The copied bytes that would have sufficed beside these ranges.
                 let lacked = |(at, bytes): &&Word| capture.prefetched.word(*at, *bytes).is_none();
                 let end =
                     words.iter().filter(lacked).map(|(at, bytes)| at.saturating_add(*bytes as u64)).max();
@@ -200,15 +200,15 @@ impl<'a> StackWalker<'a> {
             });
             account.stack.prefetch().found(ranges);
         }
-        // Of another stack no number of bytes holds anything.
+        // No number of bytes reaches another stack.
         if !needed.truncated {
             return needed;
         }
         account.stack.prefetch().take_truncated(capture, needed, bytes)
     }
 
-    /// The words that a walk of a capture reads above its inner part, as far as the memory of now tells; `None` if it
-    /// leads out of that, too.
+    /// Words that a walk of a capture reads above its inner part, as far as current memory shows; `None` if it
+    /// leaves that, too.
     fn words_above(
         &mut self,
         processes: &mut Processes,
@@ -219,7 +219,7 @@ impl<'a> StackWalker<'a> {
         let (extent, code) = (&mut account.stack, processes.code(account.process)?);
         let mut frames = std::mem::take(&mut self.outer_frames);
         let mut rounds = self.begin(code, process.process());
-        // What the sample's own walk learned is known; of more there is another search.
+        // The sample's own walk already used its budget; the rest is left to another search.
         rounds.set_time(0);
         let stack = inner_part(capture);
         let later = LaterStack::new(capture, process);
@@ -227,7 +227,7 @@ impl<'a> StackWalker<'a> {
             stack,
             other: None,
             outer: Some(&later),
-            // What the search finds counts for nothing: without knowing, a handler counts as not returned.
+            // The search's frames are discarded. Without a signal mask a handler counts as not returned.
             blocked_signals: capture.prefetched.blocked_signals.or(Some(u64::MAX)),
         };
         let mut read = |at, into: &mut [u8]| later.read(at, into);
@@ -268,18 +268,18 @@ impl<'a> StackWalker<'a> {
     }
 }
 
-/// The stack that a walk goes through.
+/// The stack memory of a walk.
 struct WalkedMemory<'w> {
     stack: StackBytes<'w>,
     /// See [`walk::unwind_on_two`].
     other: Option<OtherStack<'w>>,
-    /// Words above the stack.
+    /// Prefetched words above the stack.
     outer: Option<&'w dyn OuterStack>,
     /// See [`walk::Input::blocked_signals`].
     blocked_signals: Option<u64>,
 }
 
-/// The rounds of one walk: another one where bytes of JIT code lacked, or where a stack top was found.
+/// Rounds of one walk: repeated when JIT bytes are missing or a stack top was found.
 struct WalkRounds<'w> {
     code: ProcessCode<'w>,
     method: UnwindMethod,
@@ -288,17 +288,17 @@ struct WalkRounds<'w> {
     max_depth: usize,
     may_prefetch: bool,
     jit_budget: &'w mut JitBudget,
-    /// Instructions of JIT code that the rounds so far have looked at.
+    /// Instructions of JIT code examined in earlier rounds.
     spent: u64,
 }
 
 impl WalkRounds<'_> {
-    /// The walk is of a sample of this time, which is what may be spent on it.
+    /// Sets the sample's time, which determines the budget for JIT code.
     fn set_time(&mut self, now_ns: u64) {
         self.code.jit.begin_walk(self.jit_budget.left(now_ns));
     }
 
-    /// Walks into `frames`; `None` where that lacked bytes of JIT code, which are read for the next round.
+    /// Walks into `frames`; `None` if bytes of JIT code are missing, which are then read for the next round.
     fn walk(
         &mut self,
         capture: &Capture,
@@ -326,7 +326,7 @@ impl WalkRounds<'_> {
         found.map_err(|needs| jit.read(needs, read)).ok()
     }
 
-    /// Charges a round that lacked nothing; whether the budget for JIT code was used up in it.
+    /// Charges a complete round; returns whether it exhausted the budget for JIT code.
     fn end_round(&mut self) -> bool {
         let (instructions, is_over_budget) = self.code.jit.end_round();
         self.jit_budget.spend(instructions - self.spent);
@@ -334,7 +334,7 @@ impl WalkRounds<'_> {
         is_over_budget
     }
 
-    /// The stack pointer that the thread of a capture began with, in these bytes of its stack.
+    /// Searches these stack bytes for the initial stack pointer of a capture's thread.
     fn find_stack_top(&self, capture: &Capture, stack: StackBytes<'_>, from: Avma) -> Option<Avma> {
         walk::find_stack_top(capture.registers.arch(), stack, from, &self.code.images)
     }

@@ -1,5 +1,5 @@
-//! The driver that stops threads: at each tick it polls all, asks those that run to stop, and
-//! hands what they show to the recorder when none stands any more.
+//! The driver that stops threads: each tick polls all threads, stops the running ones, and passes their captures
+//! to the recorder once all run again.
 
 use hashbrown::HashMap;
 
@@ -27,15 +27,15 @@ mod sleeping;
 pub(super) mod snapshot;
 mod suspension;
 
-/// Events handled in a row before the engine reads the clock again.
+/// Consecutive events handled before the clock is read again.
 const EVENTS_AT_ONCE: u32 = 256;
-/// How long the stops of the last tick are waited for, nanoseconds.
+/// Timeout for the stops of the final tick, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// The request to stop is polled this often even at 1 Hz, nanoseconds.
+/// Maximum interval between polls of the stop request, even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
-/// A tick polls threads for this long at most, or a period of the rate if that is longer,
-/// nanoseconds; the next tick goes on with the other threads.
+/// Maximum time that a tick polls threads, or one sampling period if longer, nanoseconds; the next tick continues
+/// with the remaining threads.
 const POLLS_NS: u64 = 20_000_000;
 
 /// A stack in the trie, and how its walk ended.
@@ -48,24 +48,24 @@ struct KnownStack {
 /// What is known of a waiting thread's stack (wall-clock profiles).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitStack {
-    /// Nothing: it has to be captured.
+    /// Nothing: needs a capture.
     Unknown,
-    /// Captured, and on its way back to where it waited: stack pointer and program counter.
+    /// Captured, and returning to the same wait: stack pointer and program counter.
     Returning { stack: KnownStack, at: (Avma, Avma) },
-    /// Waiting with this stack while its status is unchanged.
+    /// Valid while the thread's status is unchanged.
     With { stack: KnownStack, status: ThreadStatus },
 }
 
-/// What the driver knows of a thread, stopped or not, beside its account.
+/// The driver's state of a thread, in addition to its account.
 #[derive(Debug)]
 struct StopState {
-    /// The number of its process.
+    /// Its pid.
     process: u32,
-    /// Whether a stop was requested and has not come.
+    /// Whether a requested stop is pending.
     stop_pending: bool,
-    /// Whether it waited when it was asked to stop.
+    /// Whether it was waiting when its stop was requested.
     was_waiting: bool,
-    /// Why its last stop showed nothing.
+    /// Why its last stop gave no capture.
     unreadable: Option<&'static str>,
     wait_stack: WaitStack,
 }
@@ -87,7 +87,7 @@ impl StopState {
 enum RunEnd {
     /// The recording is over.
     Over,
-    /// The profiler is to be suspended, and the recording goes on later.
+    /// The profiler is about to be suspended; the recording continues later.
     Suspended,
 }
 
@@ -135,7 +135,7 @@ impl<'a> StopDriver<'a> {
         }
     }
 
-    /// Takes in what there is at the beginning.
+    /// Adds the initial threads and processes.
     fn begin(&mut self) {
         self.add_threads();
         self.recorder.read_images(FIRST, self.target);
@@ -144,13 +144,12 @@ impl<'a> StopDriver<'a> {
         self.recorder.begin_times(now_ns);
     }
 
-    /// The way to the target was lost: the recording ends before its time, for this reason.
+    /// Ends the recording early because the connection to the target was lost, for this reason.
     pub(super) fn cut_short(&mut self, why: String) {
         self.recorder.stats.cut_short = Some(why);
     }
 
-    /// Records to the end, or until the recording is to be suspended: then no thread is asked to stop, and
-    /// none stands.
+    /// Records to the end, or until suspension: on return no stop is pending and no thread is stopped.
     fn run(&mut self) -> std::result::Result<RunEnd, Fault> {
         while !self.schedule.has_ended() {
             let due_ns = self.schedule.due_ns();
@@ -173,7 +172,7 @@ impl<'a> StopDriver<'a> {
             self.publish();
         }
         if !self.schedule.has_ended() {
-            // What was used since the last tick belongs to the recording, too.
+            // Time used since the last tick belongs to the recording, too.
             self.recorder.stats.duration_ns = self.clock.now_ns() - self.schedule.start_ns();
             self.schedule.close();
             self.tick()?;
@@ -188,8 +187,8 @@ impl<'a> StopDriver<'a> {
         Ok(RunEnd::Over)
     }
 
-    /// Counts a tick that was due at this time and began so late, and those that were due meanwhile: by what part the
-    /// target `overslept`.
+    /// Counts a tick that was due at this time and began this late, and the ticks dropped meanwhile;
+    /// `overslept_ns`: time by which the sampler was woken late.
     fn end_tick(&mut self, due_ns: u64, begun_late_ns: u64, overslept_ns: Option<u64>) {
         let stats = &mut self.recorder.stats;
         *if self.budget.may_stop() { &mut stats.ticks } else { &mut stats.ticks_skipped } += 1;
@@ -197,7 +196,7 @@ impl<'a> StopDriver<'a> {
         let dropped = self.schedule.end_tick(done_ns);
         stats.ticks_late = self.schedule.late_ticks();
         if let Some(overslept_ns) = overslept_ns {
-            // By their parts of the time that was lost.
+            // In proportion to the lost time.
             let late_ns = done_ns.saturating_sub(due_ns).max(1);
             let by_wakeup = u128::from(dropped) * u128::from(overslept_ns.min(begun_late_ns));
             let by_wakeup = (2 * by_wakeup + u128::from(late_ns)) / (2 * u128::from(late_ns));
@@ -205,7 +204,7 @@ impl<'a> StopDriver<'a> {
         }
     }
 
-    /// Waits a moment for the stops that were asked for, and walks what they show.
+    /// Waits briefly for the requested stops, and walks their captures.
     fn await_stops(&mut self) -> std::result::Result<(), Fault> {
         let until_ns = self.clock.now_ns() + LAST_STOPS_NS;
         while self.threads.values().any(|state| state.stop_pending) && self.clock.now_ns() < until_ns {
@@ -215,13 +214,13 @@ impl<'a> StopDriver<'a> {
         Ok(())
     }
 
-    /// Handles what happens until `until_ns`; then it is the tick's turn, whatever waits.
+    /// Handles events until `until_ns`; then the tick runs even if events are pending.
     fn attend_until(&mut self, until_ns: u64) -> std::result::Result<(), Fault> {
         while !self.schedule.has_ended() {
             let wait_ns = until_ns.min(self.clock.now_ns().saturating_add(ATTENTION_NS));
             self.one_event(wait_ns)?;
             if !self.captures.samples().is_empty() {
-                // Others may stand already: walk only when none does.
+                // Others may be stopped already: walk only when none is.
                 self.collect()?;
                 self.walk_captured();
             }
@@ -232,7 +231,7 @@ impl<'a> StopDriver<'a> {
         Ok(())
     }
 
-    /// Takes the stops that come at once.
+    /// Takes the stops that are immediately available.
     fn collect(&mut self) -> std::result::Result<(), Fault> {
         for _ in 0..EVENTS_AT_ONCE {
             if !self.one_event(0)? || self.is_over() {
@@ -242,7 +241,7 @@ impl<'a> StopDriver<'a> {
         Ok(())
     }
 
-    /// One tick: polls every thread, asks those that ran to stop, collects and weighs.
+    /// One tick: polls every thread, stops those that ran, collects and weighs.
     fn tick(&mut self) -> std::result::Result<(), Fault> {
         self.refresh_images();
         let now_ns = self.clock.now_ns();
@@ -250,7 +249,7 @@ impl<'a> StopDriver<'a> {
         if self.target.process().stops_hold_all {
             self.budget.earn(passed_ns);
         } else if self.options.idle {
-            // Wall-clock time is what is recorded: that of each thread that could run.
+            // The budget is the recorded wall-clock time of each runnable thread.
             self.budget.earn(passed_ns.saturating_mul(self.polls.runnable().max(1) as u64));
         }
         self.budget.begin_tick(self.schedule.is_closing());
@@ -261,13 +260,12 @@ impl<'a> StopDriver<'a> {
         self.walk_sleeping_threads()
     }
 
-    /// Polls every thread that there is time for, and asks those to stop that ran; how many were asked.
+    /// Polls threads while there is time, and requests stops of those that ran; returns the number of requests.
     fn poll_all(&mut self, now_ns: u64) -> std::result::Result<usize, Fault> {
         let order = self.polls.begin(self.threads.keys().copied());
         let mut asked = 0;
-        // No more threads can be on a CPU than there are CPUs, and asking one that is not costs
-        // it the CPU that it waits for. So where they outnumber CPUs, those of which it is not
-        // certain are asked last, as far as CPUs are left for them.
+        // A stop costs a thread that waits for a CPU its turn. So with more runnable threads than CPUs, those not
+        // known to be on one are stopped last, as far as CPUs remain for them.
         let scarce = !self.options.idle && self.polls.are_scarce(self.target.process().cpus);
         let until_ns = now_ns.saturating_add(POLLS_NS.max(SECOND_NS / u64::from(self.options.hz.max(1))));
         for id in &order {
@@ -275,7 +273,7 @@ impl<'a> StopDriver<'a> {
                 self.polls.stop_before(*id);
                 break;
             }
-            // A stop already asked for will tell; until it comes the thread had no CPU.
+            // The pending stop will report; until then the thread had no CPU.
             if self.threads.get(id).is_some_and(|state| state.stop_pending) {
                 self.polls.note_pending();
                 continue;
@@ -298,12 +296,12 @@ impl<'a> StopDriver<'a> {
         Ok(asked)
     }
 
-    /// Whether the recording shall end, and nothing more be begun.
+    /// Whether the recording is over and no work may begin.
     fn is_over(&self) -> bool {
         !self.schedule.is_closing() && (self.live.shall_stop() || self.schedule.is_over(self.clock.now_ns()))
     }
 
-    /// Takes the next event; false if none came before `until_ns`.
+    /// Handles the next event; false if none arrived before `until_ns`.
     fn one_event(&mut self, until_ns: u64) -> std::result::Result<bool, Fault> {
         let mut capture = self.captures.buffer();
         match self.target.next(until_ns, &mut capture) {
@@ -344,7 +342,7 @@ impl<'a> StopDriver<'a> {
                 self.schedule.end();
             }
             TargetEvent::ImagesChanged => {
-                // Those captured before belong to the images of before.
+                // Captures from before the change need the old images.
                 self.walk_captured();
                 self.walk_all_deferred(DueSamples::All);
                 self.recorder.images_changed(FIRST, self.target);
@@ -364,7 +362,7 @@ impl<'a> StopDriver<'a> {
             state.unreadable = if let Outcome::Unreadable(why) = outcome { Some(why) } else { None };
             waited = state.was_waiting;
         }
-        // A thread that waits loses no time.
+        // A waiting thread loses no time.
         if !waited || self.target.process().stops_hold_all {
             let copied = match outcome {
                 Outcome::Captured => capture.stack.len() + capture.prefetched.bytes(),
@@ -391,7 +389,7 @@ impl<'a> StopDriver<'a> {
         self.captures.give_back(capture);
     }
 
-    /// Walks, weighs and inserts what was captured; the threads run.
+    /// Walks, weighs and inserts the captures, with all threads running.
     fn walk_captured(&mut self) {
         let mut captured = self.captures.take_samples();
         for sample in captured.drain(..) {
@@ -403,9 +401,9 @@ impl<'a> StopDriver<'a> {
         self.walk_all_deferred(DueSamples::ImagesRead);
     }
 
-    /// The weight of a thread's sample that was just stopped, nanoseconds; `None` if it is accounted for already.
+    /// The weight of a sample of a thread just stopped, nanoseconds; `None` if its account is closed.
     fn weigh(&mut self, id: ThreadId, stopped: Option<ThreadStatus>) -> Option<u64> {
-        // The stop took the thread off its CPU, so the figure is exact up to there.
+        // The stop took the thread off its CPU, so its CPU time is exact up to there.
         let status = stopped.or_else(|| self.target.poll(id).ok());
         self.add_unsampled(id, status);
         let weight_ns = self.recorder.weigh(id, status)?;
@@ -413,11 +411,11 @@ impl<'a> StopDriver<'a> {
         Some(weight_ns)
     }
 
-    /// Hands a sample to the recorder; gives back what is done with.
+    /// Passes a sample to the recorder; returns it once done.
     fn take(&mut self, mut sample: Sample) -> Option<Sample> {
         let id = sample.thread;
         let Some(weight_ns) = self.weigh(id, sample.capture.status) else { return Some(sample) };
-        // Stops that hold all threads are no time in which this one was ready.
+        // Time in stops that hold all threads is not time in which this one was ready.
         if self.options.idle && !sample.waiting && !self.target.process().stops_hold_all {
             sample.off_cpu_ns = self.recorder.off_cpu_ns(id, weight_ns);
         }
@@ -429,7 +427,7 @@ impl<'a> StopDriver<'a> {
         let stack_bytes = self.stack_bytes(id);
         let at = (sample.capture.registers.sp(), sample.capture.registers.pc());
         let most = self.budget.stack_max_bytes();
-        // What takes a thread in knows its process.
+        // An added thread always has a known process.
         self.recorder.walker().set_may_prefetch(self.target.prefetches());
         let Some(process) = observed(self.target, pid) else { return Some(sample) };
         let taken = self.recorder.take(process, sample, weight_ns, most, &mut self.frames);
@@ -441,7 +439,7 @@ impl<'a> StopDriver<'a> {
         if weight_ns == 0 && !self.options.idle {
             return taken.sample;
         }
-        // With a larger stack size or other ranges the same stack may be complete: not one to keep.
+        // With a larger stack size or other ranges the same stack may be complete: do not reuse it.
         let grew = has_new_ranges || self.stack_bytes(id) > stack_bytes;
         let state = self.threads.get_mut(&id)?;
         state.wait_stack = match taken.stack {
@@ -456,7 +454,7 @@ impl<'a> StopDriver<'a> {
         taken.sample
     }
 
-    /// Stack bytes that the next capture of a thread shall hold.
+    /// Size of a thread's next capture.
     fn stack_bytes(&self, id: ThreadId) -> usize {
         self.recorder.account(id).map_or(0, |account| account.stack.bytes())
     }

@@ -1,4 +1,4 @@
-//! One thread as the recorder sees it: where its stacks are kept, what it used, how far its stack extends.
+//! One thread of the recorder: its track, its clock, the extent of its stack.
 
 use super::recorded_process::ProcessIndex;
 use super::stack_extent::StackExtent;
@@ -8,7 +8,7 @@ use crate::addr::Avma;
 use crate::recording::timeline::ThreadIndex;
 use crate::sources::{Activity, ThreadStatus};
 
-/// Times that the name of a thread without one is asked for.
+/// Attempts to read the name of a nameless thread.
 const NAME_TRIES: u8 = 8;
 
 /// One thread's account.
@@ -17,18 +17,18 @@ pub(super) struct ThreadAccount {
     pub(super) process: ProcessIndex,
     /// Index into the profile's tracks.
     pub(super) track: u32,
-    /// Its place in the timeline, if that has room for it.
+    /// Its index in the timeline, if that has room for it.
     pub(super) timeline_thread: Option<ThreadIndex>,
-    /// Times that the name of a thread without one may still be asked for.
+    /// Remaining attempts to read its name.
     name_tries_left: u8,
     pub(super) clock: ThreadClock,
     pub(super) stack: StackExtent,
-    /// Which of its short waits are walked.
+    /// Selects the short waits to walk.
     pub(super) waits: WaitSampling,
 }
 
 impl ThreadAccount {
-    /// Of a thread with this clock. `seed`, different for each thread, draws some of its short waits.
+    /// `seed`, different for each thread, selects its short waits.
     pub(super) fn new(
         process: ProcessIndex,
         track: u32,
@@ -48,7 +48,7 @@ impl ThreadAccount {
         }
     }
 
-    /// Whether the name of this thread, if it has none, may be asked for once more: then it is.
+    /// Uses up one attempt to read the name; returns whether there was one left.
     pub(super) fn take_name_try(&mut self) -> bool {
         let may = self.name_tries_left > 0;
         self.name_tries_left = self.name_tries_left.saturating_sub(1);
@@ -56,7 +56,7 @@ impl ThreadAccount {
     }
 }
 
-/// A poll of a thread of which nothing is known yet.
+/// The status of a thread that was not polled yet.
 pub(super) fn unknown_status() -> ThreadStatus {
     ThreadStatus { cpu_ns: 0, switches: 0, activity: Activity::Runnable }
 }

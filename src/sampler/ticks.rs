@@ -1,19 +1,18 @@
-//! When to sample: deadlines at a given rate, jittered by a seed, never caught up.
+//! When to sample: deadlines at a given rate, with seeded jitter, never caught up.
 //!
-//! The jitter is a walk: each interval is half a period to one and a half, at random. Work in step with the rate is so seen in every phase, and the time since
-//! the last tick, which a sample weighs, does not depend on the phase. A shift drawn
-//! anew for each tick would have one or the other fault: a small one sees a part of the
-//! phases, a large one lets the late phases weigh more than the early ones.
+//! The jitter is a random walk: each interval is half a period to one and a half. So work in step with the rate is
+//! sampled in every phase, and the time since the last tick, which a sample weighs, does not depend on the phase.
+//! An independent shift per tick fails at one of these: a small one covers a part of the phases, a large one gives
+//! late phases more weight than early ones.
 
 use crate::rng::mix;
 
-/// Largest step of the shift from one tick to the next, as a share of the period. With a
-/// half, each tick meets a phase that has nothing to do with the one before: a thread that
-/// waits in between gives the time of the ticks that missed it to the first that does not,
-/// and that must not be where neighbouring phases happen to begin.
+/// Largest step of the shift from one tick to the next, as a share of the period. With a half, the phases of
+/// consecutive ticks are independent. Otherwise a thread that waits between ticks would attribute the time of the
+/// ticks that missed it to the first that does not, always where neighboring phases begin.
 const STEP_SHARE: f64 = 0.5;
 
-/// The shift turns back at this many periods, so that ticks stay near their schedule for ever.
+/// The shift reverses at this many periods, so that ticks stay near their schedule forever.
 const SHIFT_PERIODS: f64 = 8.0;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -25,7 +24,7 @@ pub(super) struct Ticks {
     hz: u32,
     seed: u64,
     next: u64,
-    /// Of the next tick from its scheduled time, in periods.
+    /// Offset of the next tick from its scheduled time, in periods.
     shift: f64,
     late: u64,
 }
@@ -45,8 +44,8 @@ impl Ticks {
         self.scheduled_ns(self.next).saturating_add_signed(self.shift_ns())
     }
 
-    /// The tick that was due has happened, and it is now `now_ns`: those whose whole
-    /// period has passed in the meantime are dropped and counted. Returns how many.
+    /// Completes the due tick; it is now `now_ns`. Ticks for which a whole period has passed are dropped and
+    /// counted. Returns how many.
     pub(super) fn done(&mut self, now_ns: u64) -> u64 {
         self.next += 1;
         self.step();
@@ -58,7 +57,7 @@ impl Ticks {
         dropped
     }
 
-    /// Leaves out a time in which nothing is recorded: as if it had not passed.
+    /// Excludes a time in which nothing is recorded, as if it had not passed.
     pub(super) fn skip(&mut self, ns: u64) {
         self.start_ns = self.start_ns.saturating_add(ns);
     }
@@ -110,7 +109,7 @@ mod tests {
     fn ticks_move_forward_and_are_spread_over_every_phase_of_a_period() {
         let mut ticks = Ticks::new(0, 1000, 7);
         let mut before = 0;
-        // Ticks and the time before them, by tenth of the period.
+        // Ticks and the intervals before them, by tenth of the period.
         let mut phases = [(0u32, 0u64); 10];
         for _ in 0..100_000 {
             let due = ticks.deadline_ns();
@@ -130,8 +129,8 @@ mod tests {
     #[test]
     fn late_ticks_are_dropped_and_counted_not_caught_up() {
         let mut ticks = Ticks::new(0, 1000, 0);
-        // The first tick took until 50.5 ms: those of 2 to 49 ms are gone, that of 50 ms is
-        // due, each but for the shift of the first two ticks.
+        // The first tick took until 50.5 ms: the ticks at 2 to 49 ms are dropped, the one at 50 ms is due, each
+        // within the shift of the first two ticks.
         ticks.done(50_500_000);
         let late = ticks.late();
         assert!((47..=49).contains(&late), "{late}");
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_is_left_out_makes_no_tick_late() {
+    fn excluded_time_makes_no_tick_late() {
         let mut ticks = Ticks::new(0, 1000, 3);
         ticks.done(1_000_000);
         let due_ns = ticks.deadline_ns();

@@ -1,11 +1,11 @@
-//! Under which names stacks are kept: a track for each thread, or one for all threads of a program.
+//! Tracks that stacks are kept under: one for each thread, or one for all threads of a program.
 //!
 //! Input: processes and threads as they are seen. Output: the programs and tracks of a profile, a bounded number.
 
 use crate::recording::{Program, Root, Thread, Track};
 use crate::sources::ThreadId;
 
-/// Threads and programs that are kept apart; later ones share an entry.
+/// Maximum number of separate threads and programs; later ones share an entry.
 const MAX_TRACKS: usize = 65_536;
 
 /// The programs and tracks of a recording.
@@ -16,12 +16,12 @@ pub(super) struct Tracks {
 }
 
 impl Tracks {
-    /// `by_thread`: each thread has a track of its own.
+    /// `by_thread`: each thread has its own track.
     pub(super) fn new(by_thread: bool) -> Tracks {
         Tracks { by_thread, programs: Vec::new(), tracks: Vec::new() }
     }
 
-    /// Adds a program; its index.
+    /// Adds a program; returns its index.
     pub(super) fn add_program(&mut self, pid: u32, name: &str) -> u32 {
         if self.programs.len() >= MAX_TRACKS {
             return (MAX_TRACKS - 1) as u32;
@@ -35,8 +35,8 @@ impl Tracks {
         (self.programs.len() - 1) as u32
     }
 
-    /// The track that a thread's stacks are kept under. `merged` is that of all threads of the program, once it has
-    /// one; `name` is asked for where the thread has its own.
+    /// The track of a thread's stacks. `merged`: the shared track of the program's threads, if it exists; `name`
+    /// is called only for a thread with its own track.
     pub(super) fn add_thread(
         &mut self,
         program: u32,
@@ -61,18 +61,18 @@ impl Tracks {
         u32::try_from(self.tracks.len() - 1).unwrap_or(u32::MAX)
     }
 
-    /// The thread of a track, if that is its own.
+    /// The thread of a track, if the track is its own.
     pub(super) fn thread_mut(&mut self, track: u32, id: ThreadId) -> Option<&mut Thread> {
         let thread = self.tracks.get_mut(track as usize)?.thread.as_mut();
         thread.filter(|thread| thread.id == id.0)
     }
 
-    /// The name of the thread of a track, where threads have tracks.
+    /// The thread name of a track, if threads have tracks.
     pub(super) fn thread_name(&self, track: u32) -> Option<&str> {
         Some(&self.tracks.get(track as usize)?.thread.as_ref()?.name)
     }
 
-    /// By what roots are ordered: not in the order in which they were seen, which is a matter of chance.
+    /// Sort key of roots: not the order in which they were seen, which is random.
     pub(super) fn place(&self, root: Root) -> impl Ord + use<'_> {
         let track = self.tracks.get(root.track as usize);
         let program = track.and_then(|track| self.programs.get(track.program as usize));

@@ -1,19 +1,19 @@
-//! CPU time of processes that ended before a sample stood for it, by program.
+//! CPU time, by program, of processes that ended before a sample covered it.
 //!
-//! A process of a few milliseconds uses a large part of them after its last sample, if it has one at all: the first
-//! sample of others that run the same program stands for that. Input: what ends leave; output: what first samples are
-//! given.
+//! A process of a few milliseconds uses much of its time after its last sample, if it has one at all: the first
+//! samples of other processes with the same program cover it. Input: unsampled time of ended processes; output:
+//! the time added to first samples.
 
 use hashbrown::HashMap;
 
-/// Of a program so much that no sample stood for is kept for first samples that lack something, in
-/// periods of the rate: it varies by the root of the number of processes that run at a time.
+/// Unsampled time kept per program for later first samples, in sampling periods: it varies with the square root of
+/// the number of concurrent processes.
 const KEPT_PERIODS: u64 = 8;
 
-/// Programs of which is remembered what their processes used and no sample stood for.
+/// Maximum number of programs with unsampled time.
 const PROGRAMS_MAX: usize = 4096;
 
-/// Time without a sample, nanoseconds, by program.
+/// Unsampled time, nanoseconds, by program.
 #[derive(Debug)]
 pub(super) struct UnsampledTime {
     by_program: HashMap<String, u64>,
@@ -21,7 +21,7 @@ pub(super) struct UnsampledTime {
 }
 
 impl UnsampledTime {
-    /// Of a recording that ticks this often.
+    /// For a recording with this sampling period.
     pub(super) fn new(period_ns: u64) -> UnsampledTime {
         UnsampledTime { by_program: HashMap::new(), period_ns }
     }
@@ -31,20 +31,20 @@ impl UnsampledTime {
         self.by_program.is_empty()
     }
 
-    /// Whether there is room for that of a program.
+    /// Whether there is room for this program.
     pub(super) fn has_room_for(&self, program: &str) -> bool {
         self.by_program.len() < PROGRAMS_MAX || self.by_program.contains_key(program)
     }
 
-    /// A process of this program has left so much.
+    /// Adds the unsampled time of an ended process of this program.
     pub(super) fn add(&mut self, program: String, ns: u64) {
         *self.by_program.entry(program).or_default() += ns;
     }
 
-    /// The first sample of a process that runs this program is given a part, `used_ns` after its beginning and
-    /// `interval_ns` after the tick before: what it lacks to the time between two ticks, so that a sample of a
-    /// beginning weighs what one of any other moment does. On average that is what ends leave. Where threads are
-    /// sampled less often, more is left, and given out, too.
+    /// Time to add to the first sample of a process that runs this program, `used_ns` after its start and
+    /// `interval_ns` after the previous tick: the rest of the interval, so that a sample after a start weighs as
+    /// much as any other. On average this equals the unsampled time of ended processes. If threads are sampled
+    /// less often, more is left, and is added, too.
     pub(super) fn take(&mut self, program: &str, interval_ns: u64, used_ns: u64) -> u64 {
         let Some(left_ns) = self.by_program.get_mut(program) else { return 0 };
         let lacks_ns = interval_ns.saturating_sub(used_ns).min(*left_ns);
@@ -54,7 +54,7 @@ impl UnsampledTime {
         given_ns
     }
 
-    /// What is left of each program.
+    /// Remaining time of each program.
     pub(super) fn left_ns(&self) -> impl Iterator<Item = u64> {
         self.by_program.values().copied()
     }
@@ -66,7 +66,7 @@ mod tests {
     use crate::rng::mix;
 
     #[test]
-    fn all_that_is_left_is_given_out_but_for_what_is_kept() {
+    fn all_unsampled_time_beyond_the_reserve_is_given_out() {
         const PERIOD_NS: u64 = 1_000_000;
         let mut unsampled = UnsampledTime::new(PERIOD_NS);
         let (mut left_ns, mut given_ns) = (0, 0);

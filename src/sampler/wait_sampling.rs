@@ -1,31 +1,31 @@
-//! Which of many short waits are walked: a thread may wait a hundred thousand times a second.
+//! Selects which of many short waits are walked: a thread may wait a hundred thousand times a second.
 //!
-//! One for each period of their sum is drawn, where a random moment of that period lies, and stands
-//! for a period. So each stands for what it lasted on average, and the work is bounded by time, not by the
-//! number of waits. A wait of a period or more stands for itself, to the nanosecond.
+//! For each period of accumulated short waits, one wait is drawn, the one at a random moment of that period, and
+//! weighs a period. So on average each wait weighs what it lasted, and the work is bounded by time, not by the
+//! number of waits. A wait of a period or more weighs its exact length.
 
 use crate::rng::mix;
 
-/// Draws one of the short waits of each period.
+/// Draws one of the short waits in each period.
 #[derive(Debug)]
 pub(super) struct WaitSampling {
-    /// Time within the current period of the short waits, nanoseconds.
+    /// Position in the current period of accumulated short waits, nanoseconds.
     in_period_ns: u64,
-    /// Where in that period the moment lies.
+    /// The random moment in that period.
     due_ns: u64,
-    /// Whether the moment has passed.
+    /// Whether that moment has passed.
     given: bool,
-    /// State of the sequence of moments.
+    /// State of the random sequence.
     random: u64,
 }
 
 impl WaitSampling {
-    /// `seed`, different for each thread, places the moments.
+    /// `seed`, different for each thread, determines the moments.
     pub(super) fn new(seed: u64) -> WaitSampling {
         WaitSampling { in_period_ns: 0, due_ns: 0, given: true, random: seed }
     }
 
-    /// What a wait stands for, nanoseconds; 0 for one that was not drawn.
+    /// The weight of a wait, nanoseconds; 0 if it was not drawn.
     pub(super) fn weight_ns(&mut self, wait_ns: u64, period_ns: u64) -> u64 {
         let period_ns = period_ns.max(1);
         if wait_ns >= period_ns {
@@ -55,10 +55,10 @@ mod tests {
     const PERIOD_NS: u64 = 1_003_009;
 
     #[test]
-    fn short_waits_stand_for_their_sum_whatever_follows_them() {
+    fn the_weights_of_short_waits_add_up_in_any_order() {
         for seed in 0..20 {
             let mut drawn = WaitSampling::new(seed);
-            // Short ones in turn with longer ones, in step.
+            // Shorter and longer waits alternate, in step.
             let (mut lasted, mut stood_for, mut walked) = ([0, 0], [0, 0], 0);
             for step in 0..100_000u64 {
                 let kind = (step % 2) as usize;
@@ -72,7 +72,7 @@ mod tests {
             assert!(all.abs_diff(given) <= 2 * PERIOD_NS, "seed {seed}: {given} of {all}");
             assert!(walked <= all / PERIOD_NS + 1, "seed {seed}: {walked} walked");
             for (lasted, stood_for) in lasted.into_iter().zip(stood_for) {
-                // Four standard deviations of what is drawn at random.
+                // Four standard deviations of the random draw.
                 let bound = 4.0 * ((lasted / PERIOD_NS) as f64).sqrt() * PERIOD_NS as f64;
                 assert!(lasted.abs_diff(stood_for) as f64 <= bound, "seed {seed}: {stood_for} of {lasted}");
             }
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_wait_stands_for_itself() {
+    fn a_long_wait_weighs_its_own_length() {
         let mut drawn = WaitSampling::new(1);
         assert_eq!(drawn.weight_ns(PERIOD_NS, PERIOD_NS), PERIOD_NS);
         assert_eq!(drawn.weight_ns(7_654_321_000, PERIOD_NS), 7_654_321_000);

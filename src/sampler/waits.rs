@@ -1,4 +1,4 @@
-//! Threads that wait on: where they do was walked when they began to, and how long they do is reported later.
+//! Open waits: their stacks were walked when they began, and their lengths are reported later.
 
 use hashbrown::HashMap;
 
@@ -7,15 +7,15 @@ use crate::sources::ThreadId;
 use crate::trie::NodeId;
 use crate::walk::StackEnd;
 
-/// Why a wait is lost whose stack found no place.
+/// Loss reason for a wait with a stack that was not kept.
 const NOT_KEPT: &str = "where a wait began could not be kept";
 
-/// Waits that continue, by thread: where each waits, and how its walk ended.
+/// Open waits by thread: stack node, and how its walk ended.
 #[derive(Debug, Default)]
 pub(super) struct OpenWaits(HashMap<ThreadId, (NodeId, StackEnd)>);
 
 impl OpenWaits {
-    /// A thread began to wait, with this stack if there was room for it.
+    /// Begins a wait, with this stack if there was room for it.
     pub(super) fn began(&mut self, thread: ThreadId, stack: Option<(NodeId, StackEnd)>) {
         match stack {
             Some(stack) => self.0.insert(thread, stack),
@@ -23,12 +23,12 @@ impl OpenWaits {
         };
     }
 
-    /// It has ended.
+    /// Drops a thread that has ended.
     pub(super) fn forget(&mut self, thread: ThreadId) {
         self.0.remove(&thread);
     }
 
-    /// Its wait is over at `at_ns`, and weighs so much, nanoseconds.
+    /// Ends a wait at `at_ns` with this weight, nanoseconds.
     pub(super) fn over(&mut self, recorder: &mut Recorder<'_>, thread: ThreadId, at_ns: u64, weight_ns: u64) {
         match self.0.remove(&thread) {
             Some(stack) => recorder.count(thread, stack, at_ns, weight_ns),

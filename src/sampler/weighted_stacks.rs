@@ -1,7 +1,7 @@
-//! Stacks and what they weigh, in the trie and over time, and time that is lost by its reason: weights and losses add
-//! up to all time.
+//! Stacks and their weights, in the trie and over time, and lost time by reason: weights and losses add up to all
+//! time.
 //!
-//! Input: frames of samples and their weights, losses, events of processes. Output: counts, and their times.
+//! Input: frames of samples and their weights, losses, process events. Output: counts and their times.
 
 use super::options::Options;
 use super::sample::Sample;
@@ -44,13 +44,13 @@ impl<'a> WeightedStacks<'a> {
         periods_ns(1, self.hz)
     }
 
-    /// Where threads have their names and times.
+    /// The timeline of threads.
     pub(super) fn timeline(&mut self) -> &mut Timeline {
         &mut self.timeline
     }
 
-    /// Puts the frames of a sample in below its root, in this address space, and those in the kernel that they led to.
-    /// The time of it that its thread was on no CPU is a wait.
+    /// Inserts the frames of a sample below its root, in this address space, with the kernel frames they led to.
+    /// The off-CPU part of its time is a wait.
     pub(super) fn insert(
         &mut self,
         (root, space): (Root, u32),
@@ -77,7 +77,7 @@ impl<'a> WeightedStacks<'a> {
         }
         match self.trie.insert((root, space), &frames.addresses, weight_ns) {
             Ok(node) => {
-                // A thread that waits is on no CPU.
+                // A waiting thread is on no CPU.
                 let (at_ns, cpu) = (sample.at_ns, sample.capture.cpu.filter(|_| !sample.waiting));
                 self.timeline.add_sample(timeline_thread, TimedSample { at_ns, node, weight_ns, cpu });
                 self.add_weight(ended, weight_ns);
@@ -93,7 +93,7 @@ impl<'a> WeightedStacks<'a> {
         }
     }
 
-    /// Counts a stack that was put in before, for the time up to `at_ns`.
+    /// Counts a previously inserted stack, for the time up to `at_ns`.
     pub(super) fn count(
         &mut self,
         timeline_thread: Option<ThreadIndex>,
@@ -106,7 +106,7 @@ impl<'a> WeightedStacks<'a> {
         self.add_weight(ended, weight_ns);
     }
 
-    /// So much of what is counted next is of a stack that was taken once and is used again.
+    /// Counts this much of the next weight as a reused stack.
     pub(super) fn note_reused(&mut self, weight_ns: u64) {
         self.weights.reused_ns += weight_ns;
     }
@@ -118,12 +118,12 @@ impl<'a> WeightedStacks<'a> {
         }
     }
 
-    /// Time that is lost, nanoseconds, by its reason: the time up to now.
+    /// Counts the time up to now, nanoseconds, as lost for this reason.
     pub(super) fn lose(&mut self, reason: &'static str, lost_ns: u64) {
         self.lose_since(reason, self.clock.now_ns().saturating_sub(lost_ns), lost_ns);
     }
 
-    /// Time that is lost somewhere between `since_ns` and now, nanoseconds, by its reason.
+    /// Counts time between `since_ns` and now, nanoseconds, as lost for this reason.
     pub(super) fn lose_since(&mut self, reason: &'static str, since_ns: u64, lost_ns: u64) {
         if lost_ns > 0 {
             *self.weights.lost_ns.entry(reason).or_default() += lost_ns;
@@ -131,18 +131,18 @@ impl<'a> WeightedStacks<'a> {
         }
     }
 
-    /// Samples that are lost and stand for a period each, by their reason.
+    /// Counts samples, each weighing one period, as lost for this reason.
     pub(super) fn lose_samples(&mut self, reason: &'static str, samples: u64) {
         self.lose(reason, periods_ns(samples, self.hz));
     }
 
-    /// An event of a process at this time of the engine's clock.
+    /// Records a process event at this time of the engine's clock.
     pub(super) fn add_event(&mut self, kind: EventKind, pid: u32, at_ns: u64, text: &str) {
         self.timeline.add_event(kind, pid, at_ns, text);
     }
 
-    /// Makes counts of weights, in the order of the places of roots; tells the statistics. The trie, and the times if
-    /// they were kept.
+    /// Converts weights to counts, in the order of root places, and updates the statistics. Returns the trie, and
+    /// the times if kept.
     pub(super) fn finish<P: Ord>(
         mut self,
         place: impl Fn(Root) -> P,

@@ -1,10 +1,9 @@
-//! Weights become counts: nanoseconds while a recording runs, whole periods of 1/hz at its end.
+//! Conversion of weights to counts: nanoseconds during a recording, whole periods of 1/hz at its end.
 //!
-//! A sample stands for 0.97 or 1.04 periods. If each were rounded by itself, at random, so that it is
-//! right on average, the scatter of all shares would be a third larger. So the time of each stack
-//! is added up first, and rounded once. Stacks are taken in the order of the tree; the sum of
-//! all times so far, rounded, is how many counts they have together. So each function below the
-//! same callers is within one count of its time, and the whole profile within half a count.
+//! A sample weighs 0.97 or 1.04 periods. Random rounding of each one, unbiased on average, would increase the
+//! scatter of all shares by a third. So the time of each stack is added up first and rounded once. Stacks are
+//! taken in tree order; the rounded sum of all times so far is their total count. So each function below the same
+//! callers is within one count of its time, and the whole profile within half a count.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +13,7 @@ use crate::trie::Trie;
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// Whole counts of times that come one after the other.
+/// Whole counts of consecutive times.
 #[derive(Debug)]
 pub(super) struct Counts {
     hz: u32,
@@ -23,12 +22,12 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Of periods of 1/hz.
+    /// In periods of 1/hz.
     pub(super) fn new(hz: u32) -> Counts {
         Counts { hz, passed_ns: 0, given: 0 }
     }
 
-    /// Counts of the next time: all that were given are those of all time, rounded.
+    /// Counts of the next time: all counts so far equal the rounded total time.
     pub(super) fn next(&mut self, weight_ns: u64) -> u64 {
         self.passed_ns = self.passed_ns.saturating_add(weight_ns);
         let periods = (u128::from(self.passed_ns) * u128::from(self.hz) + SECOND_NS / 2) / SECOND_NS;
@@ -37,47 +36,45 @@ impl Counts {
     }
 }
 
-/// Counts of a time by itself.
+/// Counts of a single time.
 pub(super) fn counts_of(weight_ns: u64, hz: u32) -> u64 {
     Counts::new(hz).next(weight_ns)
 }
 
-/// The time that so many periods of 1/hz are, nanoseconds.
+/// The length of this many periods of 1/hz, nanoseconds.
 pub(super) fn periods_ns(periods: u64, hz: u32) -> u64 {
     let hz = u128::from(hz.max(1));
     u64::try_from((u128::from(periods) * SECOND_NS + hz / 2) / hz).unwrap_or(u64::MAX)
 }
 
-/// What a recording's stacks weigh beside what its trie holds of each, nanoseconds.
+/// Weights of a recording's stacks that are not in its trie, nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Weights {
-    /// Of stacks that ended early, by reason.
+    /// Incomplete stacks, by reason.
     pub(super) incomplete_ns: BTreeMap<&'static str, u64>,
-    /// Of waiting threads whose stack was taken once and used again.
+    /// Reused stacks of waiting threads.
     pub(super) reused_ns: u64,
-    /// Not in the trie, by reason.
+    /// Lost time, by reason.
     pub(super) lost_ns: BTreeMap<&'static str, u64>,
-    /// What the samples in the trie weigh together, and the sum of the squares of that.
+    /// Sum of the sample weights in the trie, and of their squares.
     sums: (f64, f64),
 }
 
 impl Weights {
-    /// A sample was put into the trie.
+    /// Records the weight of a sample inserted into the trie.
     pub(super) fn weighed(&mut self, weight_ns: u64) {
         let weight = weight_ns as f64;
         self.sums = (self.sums.0 + weight, self.sums.1 + weight * weight);
     }
 
-    /// How many samples of equal weight would say as much as those that were put in: Kish, Survey Sampling
-    /// (1965), 8.2.
+    /// Effective sample size: Kish, Survey Sampling (1965), 8.2.
     fn effective(&self) -> u64 {
         let (sum, squares) = self.sums;
         if squares > 0.0 { (sum * sum / squares).round() as u64 } else { 0 }
     }
 
-    /// Makes counts of what the trie holds, in the order of the places of roots and of addresses,
-    /// in whatever space these are; tells the statistics. Counts in the trie and those that were lost add up
-    /// to all of the time.
+    /// Converts the trie's weights to counts, in the order of root places and addresses, regardless of address
+    /// space, and updates the statistics. Counts in the trie and lost counts add up to the whole time.
     pub(super) fn count<P: Ord>(
         self,
         hz: u32,
@@ -86,7 +83,7 @@ impl Weights {
         stats: &mut Stats,
     ) {
         let mut counts = Counts::new(hz);
-        // Spaces are told apart by when images were read, which is a matter of chance.
+        // Address spaces depend on when images were read, which is random.
         let place = |frame| match frame {
             Frame::Root(root) => (Some(place(root)), LookupAvma(0)),
             Frame::Code { address, .. } => (None, address),
@@ -102,7 +99,7 @@ impl Weights {
     }
 }
 
-/// Counts below roots of complete stacks.
+/// Counts below roots with complete stacks.
 fn complete(trie: &Trie<Frame>) -> u64 {
     let mut all = 0;
     trie.map_nodes(false, |node, frame, caller| {
@@ -116,7 +113,7 @@ fn complete(trie: &Trie<Frame>) -> u64 {
     all
 }
 
-/// So many counts by reason, in proportion to its time.
+/// Splits this many counts by reason, in proportion to time.
 fn divided(by_reason_ns: &BTreeMap<&'static str, u64>, all: u64) -> BTreeMap<&'static str, u64> {
     let all_ns: u128 = by_reason_ns.values().map(|ns| u128::from(*ns)).sum::<u128>().max(1);
     let (mut passed_ns, mut before) = (0, 0);
@@ -142,7 +139,7 @@ mod tests {
         Root { track, complete, fiber: false, waiting: false }
     }
 
-    /// Time as counts, unrounded.
+    /// Time in counts, unrounded.
     fn exact(ns: u64) -> f64 {
         ns as f64 * f64::from(HZ) / 1e9
     }
@@ -202,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sample_that_stands_for_much_makes_all_say_little() {
+    fn one_heavy_sample_lowers_the_effective_sample_size() {
         let effective = |weights: &[u64]| {
             let mut all = Weights::default();
             weights.iter().for_each(|weight_ns| all.weighed(*weight_ns));
@@ -210,7 +207,7 @@ mod tests {
         };
         assert_eq!(effective(&[]), 0);
         assert_eq!(effective(&[7; 100]), 100);
-        // Half of all time in one: it is worth four at most.
+        // Half of all time is in one sample: the effective sample size is at most four.
         assert_eq!(effective(&[&[100; 100], &[10_000][..]].concat()), 4);
         assert_eq!(effective(&[u64::MAX; 3]), 3);
     }
@@ -223,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn periods_and_their_time_are_the_same() {
+    fn periods_and_times_convert_exactly() {
         for hz in [1, 3, 997, 10_000] {
             for periods in [0, 1, 2, 999, 1_000_003] {
                 assert_eq!(counts_of(periods_ns(periods, hz), hz), periods, "{periods} at {hz} Hz");

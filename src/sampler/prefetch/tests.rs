@@ -23,7 +23,8 @@ const FUNCTIONS: usize = 24;
 /// Bytes copied of each stack.
 const COPIED_BYTES: usize = 4 << 10;
 
-/// A process whose thread goes through these stacks: function and bytes of locals of each frame, the outermost first.
+/// A process with a thread that goes through these stacks: function and size of locals of each frame, outermost
+/// first.
 fn process(seed: u64, stacks: &[Vec<(usize, u64)>]) -> SimConfig {
     let mut config = SimConfig::new(Arch::X86_64, 1, 1_000_000 * MS);
     (config.seed, config.prefetches) = (seed, true);
@@ -44,8 +45,8 @@ fn process(seed: u64, stacks: &[Vec<(usize, u64)>]) -> SimConfig {
     config
 }
 
-/// Stacks that have most of their outer frames in common: some have other functions in the same places, others the
-/// same functions in other places, and some end within what is copied.
+/// Stacks that share most outer frames: some have other functions in the same places, others the same functions in
+/// other places, and some end within the copied bytes.
 fn stacks(random: &mut Rng) -> Vec<Vec<(usize, u64)>> {
     let frame = |random: &mut Rng| {
         let bytes = match random.below(30) {
@@ -95,8 +96,8 @@ fn options() -> Options {
     }
 }
 
-/// How many of so many samples were complete. Lists reach the source up to `late` samples after they were made.
-/// Every complete stack is the true one.
+/// Returns how many of the samples were complete. Lists reach the source up to `late` samples after they were
+/// made. Every complete stack must be the true one.
 fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32 {
     let clock = FakeClock::default();
     let seed = config.seed;
@@ -148,7 +149,7 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
 }
 
 #[test]
-fn complete_stacks_are_true_whatever_changes_between_and_after_samples() {
+fn complete_stacks_are_true_despite_changes_between_and_after_samples() {
     let (mut complete, mut all) = (0, 0);
     for seed in 0..60 {
         let mut random = Rng::new(seed);
@@ -171,8 +172,8 @@ fn a_frame_larger_than_any_copy_is_walked_through() {
 }
 
 #[test]
-fn a_list_that_is_out_of_date_leaves_stacks_incomplete() {
-    // The same places hold the return addresses of other functions.
+fn an_outdated_list_leaves_stacks_incomplete() {
+    // Return addresses of other functions in the same places.
     let of = |first: usize| -> Vec<(usize, u64)> {
         (0..100).map(|number| ((first + number * 5) % FUNCTIONS, 160)).collect()
     };
@@ -182,7 +183,7 @@ fn a_list_that_is_out_of_date_leaves_stacks_incomplete() {
 }
 
 #[test]
-fn ranges_hold_all_words_and_touch_no_page_without_need() {
+fn ranges_cover_all_words_and_touch_no_unneeded_page() {
     let mut random = Rng::new(5);
     for _ in 0..300 {
         let base = 0x7000_0000 + 8 * random.below(1 << 14) as u64;

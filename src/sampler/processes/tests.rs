@@ -1,4 +1,4 @@
-//! The processes of a recorder share what their walks learn of files.
+//! Processes of a recorder share facts that walks learn about files.
 
 use super::super::recorded_process::FIRST;
 use super::*;
@@ -14,10 +14,10 @@ use crate::sources::{Capture, Fault, Process};
 use crate::walk::{Frames, UnwindMethod};
 
 const STACK: u64 = 0x7fff_0000;
-/// Where in the code of the library a function returns.
+/// Offset of a return in the code of the library.
 const RETURN: u64 = 0x804;
 
-/// A process whose only code is that of a library, mapped from this address on.
+/// A process with only the code of a library, mapped at this address.
 struct Mapped {
     process: Process,
     start: u64,
@@ -42,7 +42,7 @@ impl Observed for Mapped {
         Ok(())
     }
     fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
-        // Nothing but `nop`, and a `ret`.
+        // Only `nop`, and one `ret`.
         let mut bytes = build::file(build::X86_64, &[]);
         bytes[(build::TEXT + RETURN) as usize] = 0xc3;
         Ok(ImageBytes::new(bytes))
@@ -70,7 +70,7 @@ fn process(pid: u32, start: u64) -> Mapped {
     Mapped { process, start }
 }
 
-/// The thread of a process, and a capture of it right in front of the return.
+/// The thread of a process, and a capture of it just before the return.
 fn capture(mapped: &Mapped) -> (ThreadId, Capture) {
     let mut capture = Capture::with_capacity(64);
     let mut gpr = [0; 16];
@@ -97,7 +97,7 @@ fn options() -> Options {
     }
 }
 
-/// Takes the thread of a process in and walks its stack.
+/// Adds the thread of a process and walks its stack.
 fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
     let (thread, capture) = capture(mapped);
     recorder.add_thread(of, mapped, thread, None, unknown_status(), true);
@@ -106,7 +106,7 @@ fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
 }
 
 #[test]
-fn what_one_process_learned_of_a_file_is_learned_for_all() {
+fn facts_about_a_file_are_shared_by_all_processes() {
     let clock = FakeClock::default();
     let options = options();
     let (mut first, mut second) = (process(7, 0x5555_0000_0000), process(8, 0x7f00_0000_0000));
@@ -116,21 +116,21 @@ fn what_one_process_learned_of_a_file_is_learned_for_all() {
     walk(&mut alone, FIRST, &mut first);
     let learned = facts_after(&alone);
     assert!(learned > 0);
-    // The second process alone learns them for the recorder, too.
+    // The second process alone teaches the recorder the same facts.
     let mut other = recorder();
     let of = other.add_process(8, "work").expect("room");
     walk(&mut other, of, &mut second);
     assert_eq!(facts_after(&other), learned);
-    // And beside the first one no others.
+    // The first one adds no others.
     walk(&mut other, FIRST, &mut first);
     assert_eq!(facts_after(&other), learned);
-    // What one learns that ends is not lost.
+    // Facts survive the end of their process.
     other.end_process(of);
     assert_eq!(facts_after(&other), learned);
 }
 
 #[test]
-fn a_sample_of_a_thread_that_has_ended_is_lost_by_its_own_reason() {
+fn a_sample_of_an_unknown_thread_has_its_own_loss_reason() {
     let (clock, options) = (FakeClock::default(), options());
     let mut mapped = process(7, 0x5555_0000_0000);
     let mut recorder = Recorder::new(&clock, &options, &mapped.process);

@@ -1,16 +1,15 @@
-//! What a tick does with a thread that it polled: ask it to stop, weigh a waiting stack
-//! that is known again, or leave it alone.
+//! The tick's decision for a polled thread: request a stop, weigh its known waiting stack again, or leave it
+//! alone.
 
 use super::{StopDriver, WaitStack};
 use crate::sources::{Activity, Fault, ThreadId, ThreadStatus};
 
-/// CPU time that a thread which is never found running may have before it is sampled where
-/// it waits, in periods of the rate; where stops leave waits alone.
+/// If stops do not disturb waits: CPU time, in sampling periods, after which a thread never found running is
+/// sampled where it waits.
 const CARRIED_PERIODS: u64 = 4;
 
 impl StopDriver<'_> {
-    /// Acts on a poll: asks the thread to stop, or weighs a known waiting stack again.
-    /// True if a stop is on its way.
+    /// Acts on a poll: requests a stop, or weighs a known waiting stack again. Returns whether a stop is pending.
     pub(super) fn decide(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
         let moved = self.note(id, status);
         if !self.budget.may_stop() {
@@ -18,25 +17,23 @@ impl StopDriver<'_> {
         }
         let Some(account) = self.recorder.account_mut(id) else { return false };
         match status.activity {
-            // Where only a stop tells, it also tells whether there is anything to record.
+            // If only a stop reveals the state, it also reveals whether there is anything to record.
             Activity::Running | Activity::Unknown => self.ask(id, false),
-            // It uses no CPU time; where it waits for a CPU is where its time passes.
+            // It uses no CPU time, but wall-clock time passes where it waits for a CPU.
             Activity::Ready => self.options.idle && self.ask(id, false),
-            // A thread that is ready but got no CPU since its last sample weighs nothing.
-            // Without a change to show it may still be running on: then every runnable
-            // thread has a CPU.
+            // A ready thread that got no CPU since its last sample weighs nothing. An unchanged status may also
+            // mean that it kept running: then every runnable thread has a CPU.
             Activity::Runnable if moved || self.polls.runnable() <= self.target.process().cpus => {
                 self.ask(id, false)
             }
             Activity::Waiting if self.options.idle => self.decide_waiting(id, status),
-            // It ran and waits again. Its time is carried to a sample that finds it running,
-            // which shows where it was used; to find it waiting every time, chance alone
-            // is not enough (e^-4).
+            // It ran and waits again. Its time is carried to a sample that finds it running, which shows where it
+            // was used. Finding it waiting every time by chance is unlikely (e^-4).
             Activity::Waiting if moved && self.target.process().stops_waits_unseen => {
                 let periods = if self.schedule.is_closing() { 1 } else { CARRIED_PERIODS };
                 account.clock.used_at_least(periods, self.options.hz) && self.ask(id, true)
             }
-            // It is left alone, and its next stack must not stand for this time.
+            // Not stopped, and its next stack must not weigh this time.
             Activity::Stopped if self.options.idle => {
                 let stopped_ns = account.clock.weigh_wall(status, self.clock.now_ns());
                 self.recorder.lose("stopped by job control", stopped_ns);
@@ -46,7 +43,7 @@ impl StopDriver<'_> {
         }
     }
 
-    /// Takes in a poll; whether the thread was on a CPU since its last sample.
+    /// Records a poll; returns whether the thread was on a CPU since its last sample.
     pub(super) fn note(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
         let tick = self.recorder.stats.ticks;
         let Some(account) = self.recorder.account_mut(id) else { return false };
@@ -56,8 +53,8 @@ impl StopDriver<'_> {
         moved
     }
 
-    /// Gives the budget the CPU time that a thread had. Where wall-clock time is recorded, or
-    /// stops hold all threads, it is given that.
+    /// Credits the budget with a thread's CPU time. Wall-clock recordings, and targets with stops that hold all
+    /// threads, credit wall-clock time elsewhere.
     pub(super) fn earn(&mut self, id: ThreadId) {
         if self.target.process().stops_hold_all || self.options.idle {
             return;
@@ -67,8 +64,8 @@ impl StopDriver<'_> {
         }
     }
 
-    /// Asks the threads that may be on a CPU, as many as CPUs are left for them: those first that
-    /// were seen to use one last, and of these at random.
+    /// Requests stops of threads that may be on a CPU, as many as CPUs remain: those last seen using one first,
+    /// ties in random order.
     pub(super) fn ask_maybe_running(&mut self, cpus_left: usize) -> std::result::Result<(), Fault> {
         let (tick, recorder) = (self.recorder.stats.ticks, &self.recorder);
         let used_at_tick = |id| recorder.account(id).map(|account| account.clock.used_at_tick());
@@ -78,7 +75,7 @@ impl StopDriver<'_> {
             if pending_stops >= cpus_left {
                 break;
             }
-            // A poll from before the others were asked is old by now.
+            // The first poll is outdated after the other requests.
             let Ok(status) = self.target.poll(*id) else { continue };
             if self.decide(*id, status) {
                 pending_stops += 1;
@@ -95,7 +92,7 @@ impl StopDriver<'_> {
         let Some(state) = self.threads.get_mut(&id) else { return false };
         let stack = match state.wait_stack {
             WaitStack::With { stack, status: then } if then == status => stack,
-            // Back from our stop, at the same place as far as the system tells.
+            // Returned from our stop to the same place, as far as the system shows.
             WaitStack::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
                 state.wait_stack = WaitStack::With { stack, status };
                 stack
@@ -117,7 +114,7 @@ impl StopDriver<'_> {
                 state.was_waiting = waiting;
                 true
             }
-            // Its end is told by an event, and what it used is counted then.
+            // An event reports its end, and its usage is counted then.
             Err(_) => false,
         }
     }

@@ -1,8 +1,6 @@
-//! Threads and processes of a driven target from their first sight to their end, and the profile
-//! that is left of all.
+//! Threads and processes of a target that is driven by stops, from first sight to end, and the resulting profile.
 //!
-//! A process is known to the recorder from its first sample on: of the many that live for less than
-//! a tick most have none.
+//! The recorder knows a process from its first sample on: most processes shorter than a tick have none.
 
 use hashbrown::HashMap;
 
@@ -16,16 +14,16 @@ use crate::recording::Profile;
 use crate::recording::timeline::EventKind;
 use crate::sources::{ThreadId, ThreadStatus};
 
-/// The last polls of threads and their names take this long at most, nanoseconds.
+/// Time limit for the final polls and names of threads, nanoseconds.
 const LAST_POLLS_NS: u64 = 20_000_000;
 
-/// Why time is lost of threads that came and went.
+/// Loss reason for short-lived threads.
 const ENDED: &str = "thread ended before its next sample";
 
 impl StopDriver<'_> {
     // ---- threads
 
-    /// Takes in the threads that the target has from the beginning.
+    /// Adds the target's initial threads.
     pub(super) fn add_threads(&mut self) {
         let mut threads = Vec::new();
         self.target.threads(&mut threads);
@@ -70,12 +68,13 @@ impl StopDriver<'_> {
         self.note_ended(state.process, before_ns);
     }
 
-    /// A thread of a process has left the account, which stood at this before.
+    /// Credits its process with the time of a closed thread account; `before_ns`: recorded CPU time before
+    /// closing.
     fn note_ended(&mut self, pid: u32, before_ns: u64) {
         self.processes.thread_ended(pid, self.recorder.stats.target_cpu_ns - before_ns);
     }
 
-    /// Asks for the last name of a thread: many are named after they were sampled first.
+    /// Reads the last name of a thread: many are named after their first sample.
     pub(super) fn rename(&mut self, id: ThreadId) {
         if let Some(pid) = self.threads.get(&id).map(|state| state.process)
             && let Some(process) = observed(self.target, pid)
@@ -84,10 +83,10 @@ impl StopDriver<'_> {
         }
     }
 
-    /// A thread runs another program from now on, alone in its process. If it was alone before, it is the
-    /// same thread still: what it used since its last sample, and for the exec itself, its next one stands
-    /// for, as between any two of them. Of several any may have come to have this number (ptrace(2),
-    /// "execve(2) under ptrace"). Of wall-clock time each sample has its own.
+    /// Handles an exec by a thread, which is then alone in its process. If it was alone before, it is still the
+    /// same thread: its next sample covers its usage since the last one, including the exec. With several threads,
+    /// any of them may have taken this number (ptrace(2), "execve(2) under ptrace"). For wall-clock time, each
+    /// thread's samples cover their own time.
     pub(super) fn exec_thread(&mut self, id: ThreadId, stack_top: Option<Avma>) {
         let pid = self.target.process_of(id);
         self.walk_captured();
@@ -115,15 +114,15 @@ impl StopDriver<'_> {
         self.read_program(pid);
     }
 
-    /// The program of which a thread stands for others ([`UnsampledTime`]), where CPU time is recorded.
+    /// The program of which a thread represents unsampled processes ([`UnsampledTime`]), if CPU time is recorded.
     ///
     /// [`UnsampledTime`]: super::super::unsampled::UnsampledTime
     fn stands_for(&self, pid: u32, id: ThreadId) -> Option<&str> {
         self.processes.stands_for(pid, id).filter(|_| !self.options.idle)
     }
 
-    /// A sample of a thread is about to be weighed. If it is the first of its process, it is given a
-    /// part of what others used.
+    /// Prepares a thread's sample for weighing. The first sample of a process gets a part of the unsampled time of
+    /// others.
     pub(super) fn add_unsampled(&mut self, id: ThreadId, status: Option<ThreadStatus>) {
         if self.unsampled.is_empty() {
             return;
@@ -149,8 +148,8 @@ impl StopDriver<'_> {
 
     // ---- processes
 
-    /// A sample of a thread was taken: from now on the recorder knows its process, and images of a
-    /// while ago are read again. False if there is no room for that.
+    /// Prepares for a sample of a thread: makes its process known to the recorder and refreshes outdated images.
+    /// Returns false if there is no room.
     pub(super) fn place_thread(&mut self, pid: u32, id: ThreadId) -> bool {
         let recorder = &mut self.recorder;
         let Some(of) = self.processes.place(pid, |name| recorder.add_process(pid, name)) else {
@@ -165,7 +164,7 @@ impl StopDriver<'_> {
         true
     }
 
-    /// A process runs another program from now on.
+    /// Handles an exec of a process.
     pub(super) fn begin_program(&mut self, pid: u32) {
         let Some(process) = observed(self.target, pid) else { return };
         let name = &process.process().name;
@@ -174,8 +173,8 @@ impl StopDriver<'_> {
         self.recorder.begin_program(of, is_renamed.then_some((pid, name)));
     }
 
-    /// Reads the images of a new program: of the first process, which is certain to be sampled. Those
-    /// of others are read when that is needed, with the libraries that are loaded by then.
+    /// Reads the images of a new program if it runs in the first process, which is certain to be sampled. Those of
+    /// others are read when needed, with the libraries loaded by then.
     pub(super) fn read_program(&mut self, pid: u32) {
         match self.processes.index(pid) {
             Some(FIRST) => {
@@ -186,7 +185,7 @@ impl StopDriver<'_> {
         }
     }
 
-    /// Walks what is there of a process that is about to end: its images can still be read.
+    /// Walks all samples of a process that is about to end: its images can still be read.
     pub(super) fn walk_all_deferred_of(&mut self, pid: u32) {
         let is_of_it = |id: &ThreadId| self.threads.get(id).is_some_and(|state| state.process == pid);
         if self.captures.samples().iter().any(|sample| is_of_it(&sample.thread)) {
@@ -213,12 +212,12 @@ impl StopDriver<'_> {
 
     // ---- clocks of processes
 
-    /// The clocks of all processes now.
+    /// Current CPU clocks of all processes.
     pub(super) fn process_clocks(&mut self) -> HashMap<u32, u64> {
         self.processes.clocks_ns(|pid| self.target.process_cpu_ns(pid))
     }
 
-    /// Loses for this reason what processes used by these clocks beside their threads.
+    /// Counts CPU time of processes, by these clocks, beyond that of their threads as lost for this reason.
     pub(super) fn lose_rests(&mut self, clocks_ns: &HashMap<u32, u64>, reason: &'static str) {
         let mut alive_ns: HashMap<u32, u64> = HashMap::new();
         for (id, state) in &self.threads {
@@ -229,7 +228,7 @@ impl StopDriver<'_> {
         self.lose_rest(reason, rest_ns);
     }
 
-    /// Loses what one process that has ended, with its threads, used beside them.
+    /// Counts CPU time of an ended process beyond that of its threads as lost.
     fn lose_rest_of_ended(&mut self, pid: u32) {
         let clock_ns = self.target.process_cpu_ns(pid);
         let rest_ns = self.processes.take_rest_of_ended_ns(pid, clock_ns);
@@ -238,7 +237,7 @@ impl StopDriver<'_> {
 
     fn lose_rest(&mut self, reason: &'static str, rest_ns: u64) {
         self.recorder.stats.target_cpu_ns += rest_ns;
-        // Wall-clock time is that of threads which are known.
+        // Wall-clock time covers known threads only.
         if !self.options.idle {
             self.recorder.lose_since(reason, self.schedule.start_ns(), rest_ns);
         }
@@ -246,7 +245,7 @@ impl StopDriver<'_> {
 
     // ---- images
 
-    /// Reads images of the first process, and of those that have deferred samples, where it is time.
+    /// Reads images of the first process, and of those with deferred samples, if due.
     pub(super) fn refresh_images(&mut self) {
         self.recorder.refresh_images(FIRST, self.target);
         for pid in self.recorder.with_deferred() {
@@ -290,7 +289,7 @@ impl StopDriver<'_> {
         self.recorder.close_times();
         let mut ids: Vec<ThreadId> = self.threads.keys().copied().collect();
         ids.sort_unstable();
-        // Before the polls, which take time in which more is used.
+        // Before the polls, during which more time is used.
         let clocks = self.process_clocks();
         let until_ns = self.clock.now_ns().saturating_add(LAST_POLLS_NS);
         let unsampled = if self.options.idle {
@@ -299,7 +298,7 @@ impl StopDriver<'_> {
             "used between polls, never seen running"
         };
         for id in ids {
-            // Where calls are slow the last poll of each thread has to do.
+            // If calls are slow, the last poll of each thread must do.
             let has_time = self.clock.now_ns() < until_ns;
             let status = if has_time { self.target.poll(id).ok() } else { None };
             if has_time {

@@ -1,5 +1,4 @@
-//! Threads that wait, in a recording of wall-clock time: captured without a stop where that gives the whole
-//! stack.
+//! Waiting threads in a wall-clock recording: captured without a stop if that gives the whole stack.
 
 use super::super::sample::Sample;
 use super::super::target_processes::observed;
@@ -7,17 +6,17 @@ use super::StopDriver;
 use crate::sources::{Capture, Fault, SleepingThread, ThreadId};
 use crate::walk::StackEnd;
 
-/// Why a thread that waits has no stack.
+/// Reason for a waiting thread without a stack.
 const UNSHOWN: &str = "waits under a seccomp filter, where /proc does not show it";
 
-/// Whether more registers than stack pointer and program counter would lead a walk no further.
+/// Whether more registers than stack pointer and program counter would not lead the walk further.
 pub(super) fn leads_as_far_as_a_stop(ended: StackEnd) -> bool {
     ended.is_complete() || matches!(ended, StackEnd::DeeperThanCopied | StackEnd::DepthLimit)
 }
 
 impl StopDriver<'_> {
-    /// Captures a thread that waits without a stop, to be walked when no thread is stopped; where the source
-    /// cannot, requests a stop. True if a stop was requested.
+    /// Captures a waiting thread without a stop, to be walked when no thread is stopped; requests a stop if the
+    /// source cannot. Returns whether a stop was requested.
     pub(super) fn capture_waiting(&mut self, id: ThreadId) -> bool {
         let mut capture = self.captures.buffer();
         let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
@@ -31,11 +30,11 @@ impl StopDriver<'_> {
             self.recorder.lose(UNSHOWN, waited_ns);
             return false;
         }
-        // A wait that has just begun bears a stop.
+        // A wait that has just begun tolerates a stop.
         self.ask(id, true)
     }
 
-    /// Walks the threads captured without a stop, and stops those of which a stop shows more.
+    /// Walks the threads captured without a stop, and stops those for which a stop shows more.
     pub(super) fn walk_sleeping_threads(&mut self) -> std::result::Result<(), Fault> {
         let mut sleeping = self.captures.take_sleeping();
         if sleeping.is_empty() {

@@ -1,5 +1,5 @@
-//! One stack of every thread, once: what `dump stacks` shows. The stops and walks of
-//! a recording, without ticks and weights.
+//! One stack of every thread, once, for `dump stacks`. Uses the stops and walks of a recording, without ticks and
+//! weights.
 
 use super::super::budget::Budget;
 use super::super::options::Options;
@@ -17,57 +17,57 @@ use crate::sources::{Activity, Fault, SleepingThread, Target, ThreadId};
 use crate::walk::MAX_STACK_BYTES;
 use crate::walk::{Frames, Method, StackEnd, UnwindMethod};
 
-/// Where a stack is deeper than what was copied, it is copied again with so many times larger: up
-/// to [`MAX_STACK_BYTES`]. One that goes on on another stack is copied again as often.
+/// Growth factor of the stack size when a stack is deeper than the copied bytes, up to [`MAX_STACK_BYTES`]. A
+/// stack that continues on another one gets as many attempts.
 const STACK_GROWTH: usize = 4;
 
-/// How long threads that are ready are given to get a CPU and stop, nanoseconds.
+/// Time for ready threads to get a CPU and stop, nanoseconds.
 const READY_NS: u64 = 10_000_000_000;
-/// How long the others are given, which stop at once if anything can stop them.
+/// Time for other threads, which stop at once if they can be stopped.
 const WAITING_NS: u64 = 200_000_000;
-/// How often it is looked at which of the two they are.
+/// Interval at which threads are polled to distinguish the two groups.
 const POLL_NS: u64 = 20_000_000;
 
-/// How often the process is looked at anew, where it turned into another program meanwhile.
+/// Maximum number of attempts if the process execs meanwhile.
 const PROGRAMS_MAX: usize = 4;
 
-/// Why there is no stack of a thread that never came to its stop.
+/// Reasons for a missing stack of a thread that did not stop.
 const NO_CPU: &str = "it got no CPU in 10 s, so it could not stop";
 const UNINTERRUPTIBLE: &str = "it waits in the kernel where nothing can stop it";
-/// Why there is none of one that must not be stopped where it waits.
+/// Reason for a missing stack of a thread that must not be stopped in its wait.
 const UNSHOWN: &str =
     "its seccomp filter forbids to stop it in a wait, and /proc does not show where it waits";
-/// Why there is none of one that could not be asked, and whose end was not told.
+/// Reason for a missing stack of a thread that could not be stopped and ended unreported.
 const ENDED: &str = "it ended before it was stopped";
 
-/// The stack of every thread at one moment (each thread's own).
+/// The stack of every thread, each at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
     /// One per thread, by thread number.
     pub stacks: Vec<ThreadStack>,
-    /// The images they run in.
+    /// The images that the threads run in.
     pub images: Images,
 }
 
 /// One thread's stack.
 #[derive(Debug)]
 pub struct ThreadStack {
-    /// Whose.
+    /// The thread.
     pub thread: ThreadId,
     /// The thread's name, or empty.
     pub name: String,
-    /// What it did when it was looked at.
+    /// Its activity when polled.
     pub activity: Activity,
-    /// Where its frames are looked up, leaf first; empty if it could not be read.
+    /// Lookup addresses of its frames, leaf first; empty if the stack could not be read.
     pub addresses: Vec<LookupAvma>,
-    /// How each was found.
+    /// How each frame was found.
     pub methods: Vec<Method>,
     /// Why the walk ended, or why there is no stack.
     pub ended: std::result::Result<StackEnd, &'static str>,
 }
 
 impl ThreadStack {
-    /// Takes what a walk found.
+    /// Stores the result of a walk.
     fn show(&mut self, frames: &Frames, ended: StackEnd) {
         self.addresses.clone_from(&frames.addresses);
         self.methods.clone_from(&frames.methods);
@@ -75,8 +75,8 @@ impl ThreadStack {
     }
 }
 
-/// Reads each thread once: one that waits as it is, where that leads to a whole stack, others while they
-/// are stopped, for as long as registers and stack take to copy.
+/// Reads each thread once: waiting threads without a stop, if that gives a whole stack, others while stopped, for
+/// as long as it takes to copy registers and stack.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`] when the process has gone.
@@ -107,7 +107,7 @@ pub fn snapshot(
     driver.add_threads();
     driver.recorder.read_images(FIRST, driver.target);
     let (mut stacks, mut of_program) = (Vec::new(), None);
-    // What was captured of one program is not shown as another's.
+    // Captures of one program must not be shown as another's.
     for _ in 0..PROGRAMS_MAX {
         if of_program == Some(driver.processes.programs_begun()) {
             break;
@@ -115,13 +115,13 @@ pub fn snapshot(
         of_program = Some(driver.processes.programs_begun());
         stacks = driver.stacks_of_all().map_err(gone)?;
     }
-    // Those that ended before their turn have no stack, and nothing is wrong.
+    // Threads that ended before their turn have no stack; that is no error.
     stacks.retain(|stack| !stack.addresses.is_empty() || driver.threads.contains_key(&stack.thread));
     Ok(Snapshot { stacks, images: driver.recorder.into_images() })
 }
 
 impl StopDriver<'_> {
-    /// One stack of every thread that there is.
+    /// One stack of every current thread.
     fn stacks_of_all(&mut self) -> std::result::Result<Vec<ThreadStack>, Fault> {
         let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
         for (id, name) in self.recorder.named_threads() {
@@ -136,7 +136,7 @@ impl StopDriver<'_> {
             });
         }
         stacks.sort_by_key(|stack| stack.thread);
-        // A thread whose stack is deeper than what was copied is asked again with a larger size.
+        // A thread with a stack deeper than the copied bytes is captured again with a larger size.
         let mut stack_bytes = FIRST_STACK_BYTES;
         while stack_bytes <= MAX_STACK_BYTES as usize {
             let deeper = |stack: &&mut ThreadStack| {
@@ -163,7 +163,7 @@ impl StopDriver<'_> {
                 let walked = self.recorder.walk(self.target, id, &capture, most, &mut frames);
                 // Its thread has ended since.
                 let Some((ended, needed)) = walked else { continue };
-                // It goes on where nothing was copied: the next stop reads what it needs there.
+                // It continues outside the copied bytes: the next stop reads the words needed there.
                 if ended == StackEnd::OtherStack && self.target.prefetches() {
                     self.recorder.search_above(self.target, id, &capture, needed);
                     if let Some(ranges) = self.recorder.new_ranges(id) {
@@ -193,8 +193,8 @@ impl StopDriver<'_> {
         Ok(stacks)
     }
 
-    /// Captures a thread that waits without a stop, and walks what that shows. False where a stop may
-    /// show more: registers that the stack alone does not lead through.
+    /// Captures a waiting thread without a stop, and walks the capture. Returns false if a stop may show more:
+    /// registers that the stack alone does not restore.
     fn walk_sleeping(&mut self, stack: &mut ThreadStack, frames: &mut Frames) -> bool {
         let id = stack.thread;
         if stack.activity != Activity::Waiting {
@@ -203,7 +203,7 @@ impl StopDriver<'_> {
         let mut capture = self.captures.buffer();
         let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         let shown = match seen {
-            // A wait that has just begun bears a stop.
+            // A wait that has just begun tolerates a stop.
             SleepingThread::Awake => false,
             SleepingThread::Hidden => {
                 let forbidden = self.target.is_harmed_by_stops(id);
@@ -226,9 +226,8 @@ impl StopDriver<'_> {
         shown
     }
 
-    /// Takes the stops of all threads that were asked, and waits no longer than there is
-    /// something to wait for. What was captured is given out, whatever else happens meanwhile:
-    /// in a recording, a change of images or of the program would walk it at once.
+    /// Takes the requested stops while any can still arrive. Returns the captures in any case: in a recording, a
+    /// change of images or of the program would walk them at once.
     fn collect_asked(&mut self) -> std::result::Result<Vec<Sample>, Fault> {
         let begun_ns = self.clock.now_ns();
         let mut samples = Vec::new();
@@ -246,8 +245,8 @@ impl StopDriver<'_> {
             }
             let patience_ns = if ready { READY_NS } else { WAITING_NS };
             if asked.is_empty() || self.clock.now_ns() - begun_ns >= patience_ns {
-                // It may have become another program behind the last of these stops. Where it has ended
-                // there is no event, and what was captured is shown.
+                // The process may exec after the last of these stops. If it has ended there is no event, and the
+                // captures are shown.
                 for _ in 0..EVENTS_AT_ONCE {
                     if !self.one_event(0).unwrap_or(false) {
                         break;

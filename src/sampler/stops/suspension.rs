@@ -1,14 +1,14 @@
-//! Suspensions of a recording: the target is detached before, and the time between is left out.
+//! Suspensions of a recording: the target is detached before, and the time until resumption is excluded.
 
 use super::super::pushed::away_ns;
 use super::super::target_processes::BY_NO_KNOWN_THREAD;
 use super::{RunEnd, StopDriver, StopState};
 use crate::sources::{CallThread, Fault};
 
-/// The cause under which CPU time used during a suspension is lost.
+/// Loss reason for CPU time used during a suspension.
 pub(super) const SUSPENDED: &str = "used while stackprof was suspended";
 
-/// Fewest events of threads and processes that are handled before the first tick after a suspension.
+/// Minimum number of thread and process events handled before the first tick after a suspension.
 const EVENTS_MIN: usize = 1024;
 
 impl StopDriver<'_> {
@@ -18,7 +18,7 @@ impl StopDriver<'_> {
         let thread = thread.as_deref();
         let ended = self.record_segments(thread);
         if let (Err(Fault::Lost(_)), Some(thread)) = (&ended, thread) {
-            // At once: nothing more is done for what is traced.
+            // Detach at once: nothing serves traced threads any more.
             thread.call(&mut || self.target.release());
             thread.let_go();
             thread.begin_anew()?;
@@ -51,16 +51,16 @@ impl StopDriver<'_> {
         Ok(())
     }
 
-    /// Resumes the recording; `suspended_ns` is left out of its time.
+    /// Resumes the recording, excluding `suspended_ns` from its time.
     fn go_on(&mut self, suspended_ns: u64) -> Result<RunEnd, Fault> {
         self.target.reattach()?;
         self.schedule.leave_out(suspended_ns, self.clock.now_ns());
         self.recorder.stats.suspended_ns += suspended_ns;
-        // Nobody will tell of stops that were asked for before.
+        // Stops requested before will not be reported.
         for state in self.threads.values_mut() {
             *state = StopState::new(state.process);
         }
-        // Before the events: what a thread used before it began another program is not the next sample's.
+        // Before the events: usage before an exec does not belong to the next sample.
         self.skip_all();
         for _ in 0..EVENTS_MIN.max(2 * self.threads.len()) {
             if !self.one_event(0)? {

@@ -21,8 +21,8 @@ use std::time::{Duration, SystemTime};
 
 use super::HeapOptions;
 use super::shared_memory::{
-    CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, MAGIC,
-    MAPS_PREFIX, MAX_STACK_SIZE, RING_PREFIX, Refusal, SHIM_NAME,
+    CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, MAGIC, MAPS_PREFIX,
+    MAX_STACK_SIZE, RING_PREFIX, Refusal, SHIM_NAME,
 };
 
 /// Prefix of directory names.

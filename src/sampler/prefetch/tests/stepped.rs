@@ -1,10 +1,10 @@
-//! Prefetched stacks of a stepped program on a simulated kernel: whatever the program does to its outer frames between
-//! samples, and between a sample and its walk, no stack is said to be complete that is not the true one.
+//! Prefetched stacks of a stepped program on a simulated kernel: whatever the program does to its outer frames
+//! between samples, or between a sample and its walk, a stack reported as complete is the true one.
 //!
-//! The program (`sources/sim/stepped`) executes real code by real unwind information. The kernel (`SimKernel`) runs
-//! the BPF program that reads the ranges; records get lost, come without a sample, or are late. Samples are walked in
-//! batches, when memory has changed long since, and lists reach the kernel later still. `STACKPROF_ROUNDS=60` makes a
-//! million samples of it.
+//! The program (`sources/sim/stepped`) executes real code with real unwind information. The kernel (`SimKernel`)
+//! runs the BPF program that reads the ranges; records get lost, arrive without a sample, or late. Samples are
+//! walked in batches, long after memory has changed, and lists reach the kernel later still. `STACKPROF_ROUNDS=60`
+//! makes a million samples.
 use std::collections::VecDeque;
 
 use hashbrown::{HashMap, HashSet};
@@ -23,34 +23,35 @@ use crate::walk::Frames;
 
 /// Samples of each seed.
 const SAMPLES: u64 = 2_000;
-/// Interrupts of one thread are further apart than this, nanoseconds: twice what a copy may be from its sample.
+/// Minimum distance of interrupts of one thread, nanoseconds: twice the maximum distance of a copy from its
+/// sample.
 const APART_NS_MIN: u64 = 81_000;
-/// A range in a record: its address and its bytes.
+/// Size of a range in a record: address and bytes.
 const ENTRY_BYTES: usize = 8 + PREFETCH_RANGE_BYTES;
 
-/// What a kernel, or what reads its records, may do wrong.
+/// Faults of the kernel, or of the reader of its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// Words are read after the sample's moment.
     LaterWords,
-    /// Words are those of an earlier sample of the thread.
+    /// Words come from an earlier sample of the thread.
     EarlierWords,
-    /// The words of a thread that has ended are taken for those of the next one with its number.
+    /// Words of an exited thread are attributed to its successor with the same number.
     WordsOfPredecessor,
-    /// Ranges are put in another place than they were read from.
+    /// Ranges are placed at an address other than that they were read from.
     MovedRanges,
-    /// Code that is unloaded, and other code in its place, is not told.
+    /// The replacement of code by other code in its place is not reported.
     UntoldImages,
-    /// Another program in the same process is not told.
+    /// An exec is not reported.
     UntoldExec,
 }
 
-/// What came of the samples.
+/// Counts of samples.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
     samples: u64,
     complete: u64,
-    /// Of these, those whose outermost return address was not copied.
+    /// Samples with an outermost return address that was prefetched, not copied.
     by_prefetch: u64,
     wrong: u64,
 }
@@ -66,7 +67,7 @@ struct Kernel {
     fault: Option<Fault>,
     /// The last records of each thread.
     last: HashMap<u32, Vec<Vec<u8>>>,
-    /// Threads with the number of one that has ended.
+    /// Threads that reuse the number of an exited one.
     successors: HashSet<u32>,
     ended: HashSet<u32>,
 }
@@ -84,7 +85,7 @@ impl Kernel {
         }
     }
 
-    /// The interrupt of a thread at this time, whose sample is this one.
+    /// Interrupts a thread at this time, for this sample.
     fn interrupt(&mut self, sampled: (u32, &Capture), time_ns: u64, program: &mut Stepped, random: &mut Rng) {
         let (tid, capture) = sampled;
         let takes_old = match self.fault {
@@ -100,7 +101,7 @@ impl Kernel {
             }
             return;
         }
-        // Now and then the ring has no room, or for a part of the ranges only.
+        // Sometimes the ring has no room, or room for part of the ranges.
         let room = if random.chance(1, 8) { random.below(3) } else { usize::MAX >> 1 };
         let before = self.kernel.records().len();
         self.kernel.interrupt(tid, time_ns, &mut program.memory, room);
@@ -128,8 +129,7 @@ impl Kernel {
     }
 }
 
-/// Samples the program of a seed, with a fault in what takes the samples or without any: then up to the first stack that
-/// is wrong by it.
+/// Samples the program of a seed. With a fault in the sampling, stops at the first wrong stack.
 fn run(seed: u64, fault: Option<Fault>) -> Outcome {
     let mut random = Rng::new(!seed);
     let mut program = Stepped::new(seed);
@@ -168,10 +168,11 @@ fn run(seed: u64, fault: Option<Fault>) -> Outcome {
         if fault == Some(Fault::LaterWords) && random.chance(1, 2) {
             program.step(thread, 1 + random.below(most) as u64);
         }
-        // The program runs in the same interrupt, a little before the sample is written; rarely the machine is held up.
+        // The BPF program runs in the same interrupt, shortly before the sample is written; rarely the machine is
+        // delayed.
         let apart_ns = if random.chance(1, 40) { random.below(80_000) } else { random.below(3_000) };
         kernel.interrupt((tid, &capture), time_ns, &mut program, &mut random);
-        // What the ring of samples has no room for is lost, and its ranges are not.
+        // Samples that do not fit into the ring are lost, but not their ranges.
         if !random.chance(1, 8) {
             let time_ns = time_ns + apart_ns as u64;
             events.push(Event::Sampled { tid, time_ns, capture: Box::new(capture), truth, depth_bytes });
@@ -220,8 +221,8 @@ fn run(seed: u64, fault: Option<Fault>) -> Outcome {
     outcome
 }
 
-/// Now and then a thread ends and another one begins, a library is unloaded and another one loaded to its place,
-/// another program begins.
+/// Sometimes a thread ends and another one begins, a library is replaced by another one, or another program
+/// begins.
 fn change(program: &mut Stepped, closing: &mut u32, random: &mut Rng) {
     if random.chance(1, 200) {
         let thread = random.below(program.threads());
@@ -240,7 +241,7 @@ fn change(program: &mut Stepped, closing: &mut u32, random: &mut Rng) {
     }
 }
 
-/// As the driver of pushed samples does.
+/// Applies a change like the driver of pushed samples.
 fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut Stepped, fault: Option<Fault>) {
     match *change {
         Change::Started(id, top) => {
@@ -263,7 +264,7 @@ fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut Stepped, fa
 
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures of the long form")]
-fn no_complete_stack_is_wrong_whatever_a_program_does_to_its_outer_frames() {
+fn no_complete_stack_is_wrong_however_outer_frames_change() {
     let mut all = Outcome::default();
     for seed in crate::rng::rounds::seeds(0..10) {
         let Outcome { samples, complete, by_prefetch, wrong } = run(seed, None);
@@ -279,7 +280,7 @@ fn no_complete_stack_is_wrong_whatever_a_program_does_to_its_outer_frames() {
 }
 
 #[test]
-fn faults_of_whoever_takes_the_samples_are_found() {
+fn faults_of_the_sampling_are_detected() {
     let faults = [
         Fault::LaterWords,
         Fault::EarlierWords,

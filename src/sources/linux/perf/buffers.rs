@@ -1,32 +1,32 @@
-//! Buffers that are reused from batch to batch. A backlog of a delayed reader makes them many times as large as
-//! batches need; at the end of each round, what none of its batches used is freed.
+//! Buffers reused from batch to batch. A backlog of a delayed reader makes them many times larger than batches
+//! need; the end of each round frees what none of its batches used.
 //!
 //! A round is a number of batches, not a time: a peak once per round is kept, and batches that differ by less than
-//! the slack reallocate nothing.
+//! the slack cause no reallocation.
 
 use crate::sources::Capture;
 
-/// Batches of a round: 2 to 15 s.
+/// Batches per round: 2 to 15 s.
 const ROUND_BATCHES: u32 = 128;
-/// A buffer that is larger than this many times what its largest batch used shrinks. Growth alone doubles.
+/// Buffers larger than this many times the peak of a round shrink. Growth alone doubles.
 const SLACK: usize = 2;
-/// Bytes that spare buffers of a pool have together, at most: a backlog takes and frees what is more.
+/// Maximum total size of spare buffers in a pool: a backlog allocates and frees more.
 const SPARE_BYTES_MAX: usize = 24 << 20;
-/// No buffer of fewer elements shrinks.
+/// Minimum capacity of buffers that shrink.
 const ELEMENTS_MIN: usize = 16;
 
-/// The most that a batch of a round used.
+/// Peak use of the batches in a round.
 #[derive(Clone, Copy, Debug)]
 struct Peak(usize);
 
 impl Peak {
-    /// How many elements a buffer of this capacity keeps, if not all.
+    /// Number of elements that a buffer of this capacity keeps; `None` for all.
     fn kept(self, held: usize) -> Option<usize> {
         let peak = self.0.max(ELEMENTS_MIN);
         (held / SLACK > peak).then_some(peak + peak / 2)
     }
 
-    /// Shrinks a buffer; the bytes that are freed.
+    /// Shrinks a buffer; returns the number of freed bytes.
     fn shrink<T>(self, buffer: &mut Vec<T>) -> usize {
         let before = buffer.capacity();
         if let Some(kept) = self.kept(before) {
@@ -36,7 +36,7 @@ impl Peak {
     }
 }
 
-/// How many elements of a buffer the batches of a round used so far.
+/// Buffer use of the batches in a round so far.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     batches: u32,
@@ -52,15 +52,15 @@ impl Usage {
     }
 
     /// Counts a batch that used this many elements of `buffer`, and shrinks it if a round shows that it may be
-    /// smaller. Returns the bytes that were freed.
+    /// smaller. Returns the number of freed bytes.
     pub(super) fn shrink<T>(&mut self, buffer: &mut Vec<T>, used: usize) -> usize {
         self.end_batch(used).map_or(0, |peak| peak.shrink(buffer))
     }
 }
 
-/// What a [`Pool`] has many of.
+/// Elements of a [`Pool`].
 pub(super) trait Buffer {
-    /// The large part of it.
+    /// Its large part.
     fn bytes(&mut self) -> &mut Vec<u8>;
 }
 
@@ -76,14 +76,14 @@ impl Buffer for Box<Capture> {
     }
 }
 
-/// Buffers for batches to come: as many, and as long, as those of the last round needed.
+/// Spare buffers for later batches: as many, and as long, as those of the last round needed.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     spare: Vec<T>,
-    /// What they hold, and what was freed in this batch, bytes.
+    /// Total capacity, and bytes freed in this batch.
     held: usize,
     freed: usize,
-    /// Of this batch: how many were taken, and how long the longest was.
+    /// This batch: number of buffers taken, and length of the longest.
     taken: usize,
     longest: usize,
     count: Usage,
@@ -98,7 +98,7 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T: Buffer> Pool<T> {
-    /// One of them, if any is left; else the caller makes one.
+    /// Takes a spare buffer; `None` if the caller has to create one.
     pub(super) fn take(&mut self) -> Option<T> {
         self.taken += 1;
         let mut taken = self.spare.pop()?;
@@ -106,7 +106,7 @@ impl<T: Buffer> Pool<T> {
         Some(taken)
     }
 
-    /// Takes a buffer back, which is empty from now on.
+    /// Takes a buffer back and clears it.
     pub(super) fn give_back(&mut self, mut buffer: T) {
         self.longest = self.longest.max(buffer.bytes().len());
         buffer.bytes().clear();
@@ -119,14 +119,14 @@ impl<T: Buffer> Pool<T> {
         self.spare.push(buffer);
     }
 
-    /// Ends a batch, whose buffers are back; the bytes that are freed.
+    /// Ends a batch after its buffers are back; returns the number of freed bytes.
     pub(super) fn end_batch(&mut self) -> usize {
         let mut freed = 0;
         let freed_before = std::mem::take(&mut self.freed);
         if let Some(peak) = self.count.end_batch(std::mem::take(&mut self.taken))
             && let Some(kept) = peak.kept(self.spare.len())
         {
-            // The first ones were not used for longest.
+            // The first ones are unused for longest.
             let unused = self.spare.drain(..self.spare.len() - kept);
             freed += unused.map(|mut buffer| buffer.bytes().capacity()).sum::<usize>();
             self.spare.shrink_to(kept);
@@ -140,7 +140,7 @@ impl<T: Buffer> Pool<T> {
 }
 
 impl Pool<Box<Capture>> {
-    /// A buffer for a sample: one of the pool, or a new one.
+    /// A buffer for a sample, from the pool or new.
     pub(super) fn capture(&mut self) -> Box<Capture> {
         self.take().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
     }
@@ -151,7 +151,8 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
-    /// So many rounds of batches that use up to `most` buffers of up to `bytes` each, one of them all; the bytes freed.
+    /// Runs rounds of batches that use up to `most` buffers of up to `bytes` each, and one batch that uses all;
+    /// returns the number of freed bytes.
     fn run(pool: &mut Pool<Vec<u8>>, rounds: u32, most: usize, bytes: usize) -> usize {
         let mut random = Rng::new(7);
         let mut freed = 0;
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_as_large_as_ordinary_batches_need_after_a_backlog() {
+    fn after_a_backlog_a_pool_shrinks_to_ordinary_batches() {
         let mut pool = Pool::default();
         run(&mut pool, 1, 20, 4096);
         let ordinary = held(&pool);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_backlog_needed_is_not_kept_beyond_a_bound() {
+    fn spare_buffers_of_a_backlog_are_bounded() {
         let mut pool = Pool::default();
         let freed = run(&mut pool, 1, 1_000, 65_536);
         assert_eq!(pool.held, pool.spare.iter().map(Vec::capacity).sum::<usize>());
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_batches_allocate_and_free_nothing() {
+    fn ordinary_batches_neither_allocate_nor_free() {
         let mut pool = Pool::default();
         run(&mut pool, 1, 100, 4096);
         let addresses = |pool: &Pool<Vec<u8>>| {
@@ -212,7 +213,7 @@ mod tests {
             all.sort_unstable();
             all
         };
-        // Each has been as long as any by then.
+        // By then each buffer has reached the maximum length.
         pool.spare.iter_mut().for_each(|one| one.reserve(4096));
         let before = addresses(&pool);
         for most in [100, 60, 90] {
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_buffer_holds_stays() {
+    fn shrinking_keeps_the_contents() {
         let mut buffer: Vec<u32> = Vec::with_capacity(10_000);
         buffer.extend(0..1_000);
         Peak(0).shrink(&mut buffer);

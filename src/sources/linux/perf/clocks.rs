@@ -1,13 +1,14 @@
-//! The clocks that the pipeline reads: the monotonic clock, which records carry, and the CPU clocks of processes.
+//! Clocks of the pipeline: the monotonic clock, used by records, and the CPU clocks of processes.
 //!
-//! Output: nanoseconds. All stages but the rings read them through [`Clocks`], so that they run on a simulated kernel, too.
+//! Output: nanoseconds. All stages but the rings read them through [`Clocks`], so that they also run on a
+//! simulated kernel.
 #![allow(unsafe_code)]
 
 use libc::pid_t;
 
 /// The clocks of a machine.
 pub(super) trait Clocks {
-    /// The monotonic clock, nanoseconds: what records carry.
+    /// The monotonic clock, used by records, nanoseconds.
     fn monotonic_ns(&self) -> u64;
 
     /// CPU time of all threads of a process so far, exited ones included, nanoseconds. `None` if the process no
@@ -36,7 +37,7 @@ impl Clocks for SystemClocks {
     }
 }
 
-/// The CPU clock of a process (clock_getcpuclockid(3)), as [`Clocks::process_cpu_ns`].
+/// The CPU clock of a process (clock_getcpuclockid(3)), like [`Clocks::process_cpu_ns`].
 pub(in crate::sources::linux) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
     // CPUCLOCK_SCHED of a process: include/linux/posix-timers.h, `make_process_cpuclock`.
     const CPUCLOCK_SCHED: libc::clockid_t = 2;
@@ -46,9 +47,9 @@ pub(in crate::sources::linux) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
     clock_ns(!pid << 3 | CPUCLOCK_SCHED)
 }
 
-/// Makes the clocks of these threads' processes include what was used up to now: without, that of a thread that runs
-/// is up to a scheduler's tick behind (kernel/sched/cputime.c, `thread_group_cputime`; the clock of a thread is
-/// updated where it is read, kernel/sched/core.c, `task_sched_runtime`).
+/// Brings the clocks of these threads' processes up to date: without, that of a running thread lags by up to a
+/// scheduler tick (kernel/sched/cputime.c, `thread_group_cputime`; reading the clock of a thread updates it,
+/// kernel/sched/core.c, `task_sched_runtime`).
 pub(in crate::sources::linux) fn update_thread_clocks(tids: impl Iterator<Item = pid_t>) {
     // CPUCLOCK_SCHED of a thread: include/linux/posix-timers_types.h, CPUCLOCK_PERTHREAD_MASK.
     const OF_THREAD: libc::clockid_t = 4 | 2;
@@ -57,7 +58,7 @@ pub(in crate::sources::linux) fn update_thread_clocks(tids: impl Iterator<Item =
     }
 }
 
-/// The monotonic clock, as [`Clocks::monotonic_ns`].
+/// The monotonic clock, like [`Clocks::monotonic_ns`].
 pub(in crate::sources::linux) fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
 }

@@ -1,15 +1,15 @@
 //! Linux: processes sampled by the kernel (perf_event_open(2)), without a stop.
 //!
-//! A timer in the kernel samples what runs: user registers, bytes of the user stack and kernel frames at one moment,
-//! where a stop by ptrace shows the thread a few microseconds later. `events/` opens the events, `bpf/` builds the
-//! programs that run with them. Their records pass these stages, each a type with private state (`pipeline.rs`):
+//! A timer in the kernel samples running threads: user registers, bytes of the user stack and kernel frames at one
+//! moment, whereas a stop by ptrace shows the thread a few microseconds later. `events/` opens the events, `bpf/`
+//! builds their programs. Their records pass these stages, each a type with private state (`pipeline.rs`):
 //!
 //! | stage | input | output |
 //! |---|---|---|
 //! | `ring/` | bytes of a ring | records |
-//! | `reorder/` | records, ring after ring | events in the order of their times |
+//! | `reorder/` | records, ring after ring | events in time order |
 //! | `process/` | events | events of selected processes |
-//! | `stack/` | samples | samples with complete stacks, the size of the next ones |
+//! | `stack/` | samples | samples with complete stacks, the next stack size |
 //! | `cpu_time/` | samples, CPU clocks, losses | weights, losses |
 //! | `waits/` | context switches | waits |
 //!
@@ -61,12 +61,12 @@ pub(super) use source::PerfSource;
 #[cfg(test)]
 pub(crate) use stack::SimKernel;
 
-/// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
+/// Why the kernel does not sample this process for us, with a remedy: part of a line.
 pub(super) type Refusal = String;
 
 /// Why there is no source.
 pub(super) enum OpenFailure {
-    /// The kernel does not sample this process, which need not end the recording.
+    /// The kernel refuses to sample this process; another source may work.
     Refused(Refusal),
     /// There is nothing to record.
     Failed(Error),
@@ -84,7 +84,7 @@ type Attempt = std::result::Result<PerfSource, OpenFailure>;
 /// Samples running processes, with these options.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) for what is no process to profile.
+/// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) if the process cannot be profiled.
 pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: RealClock) -> Attempt {
     let mut listed = Vec::new();
     for pid in &chosen.pids {
@@ -92,7 +92,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
         refusal::check_process(pid)?;
         if let Err(error) = std::fs::read(format!("/proc/{pid}/maps")) {
             if error.kind() == std::io::ErrorKind::NotFound {
-                // It may have ended just now.
+                // It may have just ended.
                 refusal::check_process(pid)?;
             }
             return Err(OpenFailure::Refused(format!("/proc/{pid}/maps cannot be read: {error}")));
@@ -135,7 +135,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let held = launch::hold(spawner, command).map_err(|error| describe::cannot_run(command, &error))?;
     let pid = held.pid;
     let filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
-    // If refused, `held` is dropped, and the new process ends without running the command.
+    // On refusal, `held` is dropped, and the new process ends without running the command.
     let size = EventStackSize::new();
     let events = match open(&[pid], children, &filter, &size, sampling) {
         Ok(events) => events,
@@ -157,7 +157,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     Ok(source)
 }
 
-/// Prepares kernel names, which are read after the privileges were dropped.
+/// Prepares kernel names, since they are read after privileges are dropped.
 fn prepare_names(options: EventOptions) {
     if options.kernel {
         kernel_names::prepare();
@@ -214,17 +214,17 @@ fn open(
         many: pids.is_empty(),
     });
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
-    // Of many, each process that is started would inherit an event for each CPU.
+    // Otherwise each started process would inherit an event per CPU.
     let first = if many { Scope::Cpus } else { scope_for(cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
-    // Of the least that can be requested: why that is refused is the reason that nothing works.
+    // Report the refusal of the least request: it is why nothing works.
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
-        // Without a listed process there is no thread to begin with.
+        // Without a listed process there is no thread to open events for.
         if scope == Scope::Threads && pids.is_empty() {
             continue;
         }
-        // A thread leaves its CPU in the kernel, which events of user code do not see.
+        // A thread leaves its CPU in kernel mode, which user-only events do not see.
         if switches.is_some() && !kernel {
             continue;
         }
@@ -238,11 +238,11 @@ fn open(
         }
     }
     let why = why.map_or_else(|| "perf_event is refused".to_owned(), |error| refused(&error));
-    // Events of all that runs on a CPU take more than those of threads.
+    // Events of whole CPUs need more permissions than those of threads.
     Err(if pids.is_empty() { why.replace("paranoid=1", "paranoid=0") } else { why })
 }
 
-/// The words for perf_event_open(2) having failed with `error`.
+/// The refusal for this error of perf_event_open(2).
 fn refused(error: &io::Error) -> Refusal {
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
     if rings::is_limit(error) {

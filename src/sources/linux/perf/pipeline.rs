@@ -1,11 +1,11 @@
-//! Connects the stages of the perf_event source: each folder holds one.
+//! Connects the stages of the perf_event source, one per folder.
 //!
-//! [`Pipeline::push_record`] copies stack bytes and reads losses, switches and waits. [`Pipeline::flush`]: reorder →
-//! process → complete stacks → waits → weigh → report.
+//! [`Pipeline::push_record`] copies stack bytes and reads losses, switches and waits. [`Pipeline::flush`]: reorder
+//! → process → complete stacks → waits → weigh → report.
 //!
-//! Input: records, ring after ring. Output: [`TimedEvent`]s for the sampler. Stacks are completed before samples are
-//! weighed: a late sample, which may weigh nothing, shows missing pages of a stack like any other. All system access
-//! is through [`System`].
+//! Input: records, ring after ring. Output: [`TimedEvent`]s for the sampler. Stacks are completed before samples
+//! are weighed: a late sample, which may weigh nothing, shows missing pages of a stack like any other. All system
+//! access is through [`System`].
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -31,13 +31,13 @@ use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 
 mod control;
 
-/// Why samples are lost: rings were full.
+/// Loss reason: rings were full.
 const KERNEL_DROPPED: &str = "the kernel dropped them";
-/// Why a sample is missed.
+/// Reason for a missed sample.
 const COMPAT: &str = "32-bit code";
-/// Why a sample is missed: its thread is no longer known.
+/// Reason for a missed sample: its thread is no longer known.
 const EXITED: &str = "of a thread that had ended";
-/// Why the CPU time of processes without a sample is lost.
+/// Loss reason for CPU time of processes without a sample.
 const TOO_SHORT: &str = "of processes that ran too shortly to be sampled";
 
 /// System access of the stages.
@@ -71,9 +71,9 @@ pub(super) struct Pipeline {
     stacks: Stacks,
     /// `None` unless waits are recorded.
     waits: Option<WaitRecorder>,
-    /// Boxed, which keeps events small.
+    /// Boxed to keep events small.
     spare: Pool<Box<Capture>>,
-    /// The monotonic clock at the sampler's 0.
+    /// The monotonic clock at the sampler's time 0.
     origin_ns: u64,
 }
 
@@ -138,7 +138,7 @@ impl Pipeline {
         let stack = if self.is_unreadable(id, sample) {
             SwitchStack::Missing(COMPAT)
         } else if sample.registers.is_none() {
-            // A thread of the kernel, or one that is exiting.
+            // A kernel thread, or an exiting one.
             SwitchStack::NotRecorded
         } else {
             SwitchStack::Copied(self.copy(id, sample))
@@ -153,8 +153,8 @@ impl Pipeline {
         }
     }
 
-    /// Whether a thread runs code of another word size than its program (emulators do), whose stack and libraries are
-    /// unknown. A thread that no longer exists is taken to run its own.
+    /// Whether a thread runs code with another word size than its program (as emulators do), so that its stack and
+    /// libraries are unknown. A thread that no longer exists is assumed to run its program's.
     fn is_unreadable(&mut self, id: SampleId, sample: &Sample<'_>) -> bool {
         if !sample.compat {
             return false;
@@ -175,7 +175,7 @@ impl Pipeline {
         self.cpu_time.add_lost(samples, now_ns);
     }
 
-    /// Applies the last interval of context switches, if all of it was read.
+    /// Applies the last interval of context switches, if completely read.
     pub(super) fn apply_latency(&mut self) {
         let Pipeline { stacks, processes, system, .. } = self;
         self.cpu_time.apply_latency(&mut self.spare, |pid, tid, capture| {
@@ -183,12 +183,12 @@ impl Pipeline {
         });
     }
 
-    /// Reports the events of the batch before the watermark (monotonic clock); all rings were read up to there. The
-    /// next batch has the rest.
+    /// Reports the events of the batch before the watermark (monotonic clock), up to which all rings were read.
+    /// The next batch reports the rest.
     pub(super) fn flush(&mut self, options: BatchOptions, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         self.processes.begin_batch();
         let mut events = self.process_events(watermark_ns);
-        // Before samples: their threads may be reported first by their waits.
+        // Before samples: a wait may be the first event of its thread.
         self.flush_waits(watermark_ns, &events, into);
         events.append(&mut self.processes.take_events());
         let batch = self.cpu_time.weigh(events, options, &*self.system.clocks, &mut self.spare);
@@ -210,8 +210,8 @@ impl Pipeline {
         self.processes.rescan(batch.last_ns, &**clocks, &**procfs, found);
     }
 
-    /// The events of selected processes, in order of time, with complete stacks. /proc and memory are read at once
-    /// for all records: processes may have exited before the next batch.
+    /// The events of selected processes, in time order, with complete stacks. /proc and memory are read at once
+    /// for all records: processes may exit before the next batch.
     fn process_events(&mut self, watermark_ns: u64) -> Vec<(SampleId, ProcessEvent)> {
         self.stacks.begin_batch();
         let mut released = self.events.release();
@@ -288,7 +288,7 @@ impl Pipeline {
         into.push(self.timed_event(id, event));
     }
 
-    /// Reports a thread, and its process, that are new to the sampler.
+    /// Reports a thread, and its process, if new to the sampler.
     fn announce(&mut self, id: SampleId, into: &mut Vec<TimedEvent>) {
         let Announcement { process, thread } = self.processes.announce(id, &*self.system.procfs);
         if let Some(name) = process {
@@ -302,7 +302,7 @@ impl Pipeline {
         }
     }
 
-    /// Reports threads that exited, and processes that have ended with them.
+    /// Reports exited threads, and processes that ended with them.
     fn report_ends(&mut self, last_ns: u64, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         let events = &mut self.events;
         let over = |pid, tid| events.forget_thread(pid, tid);
@@ -329,8 +329,8 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Reports a wait, and its thread if that is new, which started at this time. An exec ends all threads but one,
-    /// so a wait that ended before it belongs to a thread that has been reported.
+    /// Reports a wait, and its thread if new, started at this time. An exec ends all threads but one, so a wait
+    /// that ended before it belongs to a thread already reported.
     fn report_wait(&mut self, wait: Wait, started_ns: u64, into: &mut Vec<TimedEvent>) {
         let Wait { pid, tid, since_ns, until_ns, mut outcome } = wait;
         if let WaitOutcome::Continues(capture) | WaitOutcome::Ended(Some(capture)) = &mut outcome {
@@ -351,7 +351,7 @@ impl Pipeline {
         into.push(self.timed_event(SampleId { time_ns, ..id }, event));
     }
 
-    /// Reports the waits that continue at the end of the recording, at this time.
+    /// Reports open waits at the end of the recording, at this time.
     pub(super) fn end_waits(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) {
         let Some(mut waits) = self.waits.take() else { return };
         let waits = waits.end(until_ns, &*self.system.threads, &mut self.spare);

@@ -1,4 +1,4 @@
-//! Processes that the kernel samples: rings are read in batches, images and names are read from /proc. Nothing is
+//! Processes sampled by the kernel: rings are read in batches, images and names are read from /proc. Nothing is
 //! stopped or changed.
 //!
 //! Drives the stages (`pipeline.rs`) by the content of the rings, and reopens events as the stages request.
@@ -40,74 +40,74 @@ mod reopen;
 use process_exits::ProcessExits;
 use read_ahead_timer::ReadAheadTimer;
 
-/// A program that begins loads its libraries, nanoseconds.
+/// Time in which a starting program loads its libraries, nanoseconds.
 const BEGINNING_NS: u64 = 300_000_000;
-/// Free this many bytes of buffers before pages are given back to the system.
+/// Bytes of buffers to free before pages are returned to the system.
 const TRIM_BYTES: usize = 4 << 20;
-/// Clocks that are compared are read within this time, or again, at most this often.
+/// Clocks that are compared are read within this time, or again, up to this many times.
 const CLOCK_READS_NS: u64 = 3_000_000;
 const CLOCK_READS_MAX: u32 = 8;
-/// Pages of read files are given back after this many batches: a second or two.
+/// Pages of read files are returned after this many batches: a second or two.
 const RELEASE_BATCHES: u32 = 16;
-/// Rings are read up to this often, until they hold what the clocks already count.
+/// Rings are read up to this many times, until they hold what the clocks already count.
 const READS_MAX: u32 = 4;
-/// Between a record's time and when it can be read, nanoseconds.
+/// Time from a record until it can be read, nanoseconds.
 const READABLE_AFTER_NS: u64 = 1_000_000;
 
-/// What is sampled, and how it began.
+/// Initial state of a source.
 pub(super) struct SourceStart {
     /// The main process, or the placeholder for several.
     pub(super) main: ProcessEntry,
-    /// Those whose end is that of the recording; none for a whole machine.
+    /// Processes that end the recording when they end; none for a whole machine.
     pub(super) listed: Vec<pid_t>,
-    /// Which others are sampled.
+    /// Selects further processes.
     pub(super) filter: ProcessFilter,
-    /// Frames in the kernel are kept.
+    /// Whether kernel frames are recorded.
     pub(super) kernel_frames: bool,
-    /// It is a command that has not been run yet.
+    /// Whether it is a command that has not run yet.
     pub(super) launched: bool,
 }
 
-/// When a recording began, and when it ended.
+/// Start and end of a recording.
 struct Times {
     began_ns: u64,
-    /// When sampling ended (monotonic clock), if it did.
+    /// End of sampling (monotonic clock), if it has ended.
     ended_ns: Option<u64>,
-    /// The monotonic clock at the sampler's 0.
+    /// The monotonic clock at the sampler's time 0.
     origin_ns: u64,
 }
 
 /// Memory of batches.
 #[derive(Default)]
 struct Memory {
-    /// Of the records that are handed over.
+    /// Use of the output records.
     usage: Usage,
-    /// The most bytes of stacks of a batch.
+    /// Maximum total size of the stacks in a batch.
     stacks_bytes: usize,
-    /// The batches since pages of files were given back.
+    /// Batches since pages of files were last returned.
     batches: u32,
     file_pages: FilePages,
-    /// Bytes of buffers freed since pages were given back.
+    /// Bytes of buffers freed since pages were last returned.
     freed_bytes: usize,
 }
 
-/// Processes that the kernel samples.
+/// Processes sampled by the kernel.
 pub(crate) struct PerfSource {
     main: pid_t,
     clock: RealClock,
     events: Events,
     filter: SampleFilter,
     pipeline: Pipeline,
-    /// The reader runs before others.
+    /// Whether the reader has raised priority.
     preferred: bool,
-    /// Of the processes that the recording ends with.
+    /// Exits of the processes that the recording ends with.
     exits: ProcessExits,
     launched: bool,
     times: Times,
-    /// Of a whole machine: its ticks at the beginning, all and idle, and at the end.
+    /// For a whole machine: its ticks at the beginning, total and idle, and at the end.
     machine: Option<[(u64, u64); 2]>,
     finished: bool,
-    /// Of the CPUs.
+    /// Tick rates of the CPUs.
     rates: TickRates,
     scratch: Vec<u8>,
     memory: Memory,
@@ -115,7 +115,7 @@ pub(crate) struct PerfSource {
 }
 
 impl PerfSource {
-    /// With open `events` behind the `filter`.
+    /// A source with open `events` and their `filter`.
     pub(super) fn new(
         begin: SourceStart,
         clock: RealClock,
@@ -159,7 +159,7 @@ impl PerfSource {
         }
     }
 
-    /// Begins to sample.
+    /// Begins sampling.
     pub(super) fn enable(&mut self) -> std::io::Result<()> {
         self.pipeline.select_all();
         self.open_those_already_started()?;
@@ -181,7 +181,7 @@ impl PerfSource {
         Ok(())
     }
 
-    /// Whether sampling has ended; what was sampled may still be read.
+    /// Whether sampling has ended; its samples may still be read.
     fn is_disabled(&self) -> bool {
         self.times.ended_ns.is_some()
     }
@@ -191,7 +191,7 @@ impl PerfSource {
         self.pipeline.filter().is_all()
     }
 
-    /// Reads clocks that are compared with each other; again if the reader was delayed in between.
+    /// Reads clocks that are compared with each other; repeats if the reader was delayed in between.
     fn read_clocks_together(&mut self, read: impl Fn(&mut PerfSource)) {
         for _ in 0..CLOCK_READS_MAX {
             let before_ns = monotonic_ns();
@@ -202,13 +202,13 @@ impl PerfSource {
         }
     }
 
-    /// Lists the threads that may have waited since before this time (monotonic clock), where waits
-    /// are recorded: those that wait on never have a record.
+    /// Lists the threads that may have been waiting since before this time (monotonic clock), if waits are
+    /// recorded: those that keep waiting never have a record.
     fn list_threads(&mut self, now_ns: u64) {
         if !self.pipeline.records_waits() {
             return;
         }
-        // When a CPU has nothing to do, that is a switch to no process.
+        // An idle CPU switches to process 0.
         self.filter.exclude(0, true);
         if self.launched {
             return;
@@ -256,7 +256,7 @@ impl PerfSource {
         self.exits.wait(self.events.descriptors(), at_most_ms);
     }
 
-    /// Reads the rings. Returns the time before which everything was reported.
+    /// Reads the rings. Returns the time up to which everything was reported.
     fn read(&mut self, into: &mut Vec<TimedEvent>) -> u64 {
         if !self.finished {
             self.pipeline.poll_threads();
@@ -277,7 +277,7 @@ impl PerfSource {
         }
         self.memory.freed_bytes += self.pipeline.read_stacks();
         self.pipeline.apply_latency();
-        // Samples in user mode only say nothing of the time in the kernel.
+        // User-only samples do not cover time in the kernel.
         let batch = BatchOptions { by_clock: options.kernel, last: self.finished };
         self.pipeline.flush(batch, watermark_ns, into);
         self.exclude_from_samples();
@@ -294,7 +294,7 @@ impl PerfSource {
         begun_ns.saturating_sub(READABLE_AFTER_NS)
     }
 
-    /// Gives back memory that later batches do not need.
+    /// Frees memory that later batches do not need.
     fn release_memory(&mut self, into: &mut Vec<TimedEvent>) {
         let memory = &mut self.memory;
         let stacks = into.iter().filter_map(|record| match &record.event {
@@ -316,7 +316,7 @@ impl PerfSource {
         }
     }
 
-    /// Changes the rates, and reopens the events for other CPUs or namespaces, if it is time.
+    /// Changes the rates, and reopens the events for other CPUs or namespaces, if due.
     fn set_periods(&mut self) {
         let since_ns = monotonic_ns();
         if !self.is_disabled() && self.pipeline.may_set_periods(since_ns) {
@@ -330,7 +330,7 @@ impl PerfSource {
         }
     }
 
-    /// Reports what is left at the end of the recording.
+    /// Reports the remaining waits and losses at the end of the recording.
     fn finish(&mut self, into: &mut Vec<TimedEvent>) {
         self.pipeline.end_waits(self.times.ended_ns.unwrap_or_else(monotonic_ns), into);
         let counted_ns = self.follows_by_inheritance().then(|| self.events.counted_ns());
@@ -350,14 +350,14 @@ impl PerfSource {
         reservation::reserve_for_this_thread(cpus::cpu_count());
     }
 
-    /// Acts on rings that fill up.
+    /// Reacts to rings that fill up.
     fn reduce_load(&mut self) {
         let pressure = self.pipeline.pressure(self.events.take_pressure());
         if self.is_disabled() {
             return;
         }
         if !self.preferred && Backlog::is_late(pressure) {
-            // The next reads show whether that is enough.
+            // The next reads show whether that suffices.
             self.raise_priority();
             return;
         }
@@ -389,7 +389,7 @@ fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, pipeline: &mut Pipelin
 
 impl PerfSource {
     fn main(&self) -> &ProcessEntry {
-        // It is there from the beginning to the end.
+        // The main process is never removed.
         let main = self.pipeline.process(self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
@@ -449,7 +449,7 @@ impl PushedSource for PerfSource {
         if self.launched
             && let Some(signal) = signals::take_passed_on()
         {
-            // The command decides what it does; the recording ends when it ends.
+            // The command handles the signal; the recording ends with the command.
             let _ = linux_sys::kill(self.main, signal);
         }
         self.finished = self.exits.all_exited();

@@ -1,5 +1,5 @@
-//! The system calls for BPF programs: loading, maps, rings. Input: plain values. Output: descriptors that close
-//! themselves, bytes of a ring.
+//! System calls for BPF programs: loading, maps, rings. Input: plain values. Output: owned descriptors, bytes of a
+//! ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,22 +11,23 @@ use libc::c_int;
 
 use super::super::ring::sys;
 
-/// bpf(2) with as much of `union bpf_attr` as a command takes; what it returns.
+/// Calls bpf(2) with a prefix of `union bpf_attr`; returns its result.
 ///
 /// # Safety
-/// What the attributes point to is live, as long as the command takes it to be, and writable where it writes.
+/// Pointers in the attributes must be live for as long as the command needs them, and writable where it writes.
 unsafe fn bpf<T>(command: c_int, attributes: &mut T) -> libc::c_long {
-    // SAFETY: `attributes` is live during the call, and the size passed is its own; the rest is the caller's to keep.
+    // SAFETY: `attributes` is live during the call, and the size passed is its own; the caller guarantees the
+    // rest.
     unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>() as libc::c_uint) }
 }
 
-/// Whether a command that returns nothing else has been done.
+/// Converts the result of a command that returns no value.
 fn done(returned: libc::c_long) -> io::Result<()> {
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// `union bpf_attr` for BPF_PROG_LOAD, as far as it is used (include/uapi/linux/bpf.h); the rest
-/// may be left out (kernel/bpf/syscall.c, `bpf_check_uarg_tail_zero`).
+/// `union bpf_attr` for BPF_PROG_LOAD, up to the last member used (include/uapi/linux/bpf.h); the rest may be
+/// omitted (kernel/bpf/syscall.c, `bpf_check_uarg_tail_zero`).
 #[repr(C)]
 struct LoadProgram {
     program_type: u32,
@@ -40,14 +41,14 @@ struct LoadProgram {
     flags: u32,
 }
 
-/// What a program is for.
+/// Type of a program.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sources::linux::perf) enum ProgramKind {
-    /// It judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
+    /// Filters samples of events (BPF_PROG_TYPE_PERF_EVENT).
     Event,
-    /// It runs at a probe (BPF_PROG_TYPE_KPROBE).
+    /// Runs at a probe (BPF_PROG_TYPE_KPROBE).
     Probe,
-    /// It runs when it is called, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
+    /// Runs when called by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
     Call,
 }
 
@@ -77,7 +78,7 @@ pub(in crate::sources::linux::perf) fn load_program(
         kernel_version: 0,
         flags,
     };
-    // SAFETY: what `load` points to (instructions, a literal) is live during the call, which keeps neither.
+    // SAFETY: the pointers in `load` (instructions, a literal) are live during the call, which retains neither.
     let fd = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { sys::made(fd) }
@@ -97,18 +98,18 @@ struct RunProgram {
     context_at: [u64; 2],
 }
 
-/// Runs a program that was loaded for that, once.
+/// Runs a [`ProgramKind::Call`] program once.
 ///
 /// # Errors
 /// Errors of bpf(2).
 pub(in crate::sources::linux::perf) fn run_program(program: &OwnedFd) -> io::Result<()> {
     const BPF_PROG_TEST_RUN: c_int = 10;
     let mut run = RunProgram { program: program.as_raw_fd().cast_unsigned(), ..RunProgram::default() };
-    // SAFETY: `run` points to nothing.
+    // SAFETY: `run` contains no pointers.
     done(unsafe { bpf(BPF_PROG_TEST_RUN, &mut run) })
 }
 
-/// `union bpf_attr` for BPF_MAP_CREATE, as far as it is used.
+/// `union bpf_attr` for BPF_MAP_CREATE, up to the last member used.
 #[repr(C)]
 struct CreateMap {
     map_type: u32,
@@ -128,7 +129,7 @@ struct ChangeMap {
     flags: u64,
 }
 
-/// A map in the kernel, from numbers to numbers (BPF_MAP_TYPE_HASH), with room for this many.
+/// Creates a map from numbers to numbers (BPF_MAP_TYPE_HASH), with room for this many entries.
 ///
 /// # Errors
 /// Errors of bpf(2).
@@ -136,7 +137,7 @@ pub(in crate::sources::linux::perf) fn create_map(max_entries: u32) -> io::Resul
     create_map_of(8, max_entries)
 }
 
-/// A map in the kernel, from numbers to values of this many bytes (BPF_MAP_TYPE_HASH), with room for this many.
+/// Creates a map from numbers to values of this size (BPF_MAP_TYPE_HASH), with room for this many entries.
 ///
 /// # Errors
 /// Errors of bpf(2).
@@ -149,10 +150,10 @@ pub(in crate::sources::linux::perf) fn create_map_of(
     create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size, max_entries, flags: 0 })
 }
 
-/// A map that programs fill, from addresses to numbers (BPF_MAP_TYPE_HASH), which takes memory as it grows.
+/// Creates a map from addresses to numbers (BPF_MAP_TYPE_HASH), filled by programs and allocated as it grows.
 ///
 /// # Errors
-/// What bpf(2) says.
+/// Errors of bpf(2).
 pub(in crate::sources::linux::perf) fn create_address_map(max_entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_HASH: u32 = 1;
     const BPF_F_NO_PREALLOC: u32 = 1;
@@ -162,14 +163,13 @@ pub(in crate::sources::linux::perf) fn create_address_map(max_entries: u32) -> i
 
 fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
     const BPF_MAP_CREATE: c_int = 0;
-    // SAFETY: `create` points to nothing.
+    // SAFETY: `create` contains no pointers.
     let fd = unsafe { bpf(BPF_MAP_CREATE, &mut create) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { sys::made(fd) }
 }
 
-/// Gives a number of a map a value, or takes it out. That the map is full, or does not have it, is no
-/// matter.
+/// Sets or removes the value of a key. A full map or a missing key is ignored.
 pub(in crate::sources::linux::perf) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
     const BPF_MAP_UPDATE_ELEM: c_int = 2;
     const BPF_MAP_DELETE_ELEM: c_int = 3;
@@ -181,43 +181,43 @@ pub(in crate::sources::linux::perf) fn change_map(map: &OwnedFd, key: u32, value
         value: value.as_ref().map_or(0, |value| &raw const *value as u64),
         flags: 0,
     };
-    // SAFETY: the key of 4 and value of 8 bytes that `change` points to, as `create_map` says, are live during the
-    // call, which keeps none.
+    // SAFETY: `change` points to a key of 4 and a value of 8 bytes, the sizes set by `create_map`; both are live
+    // during the call, which retains neither.
     unsafe { bpf(command, &mut change) };
 }
 
-/// Gives a number of a map that was made for values of `N` bytes a value. That the map is full is no matter.
+/// Sets the value of a key, in a map created for values of `N` bytes. A full map is ignored.
 pub(in crate::sources::linux::perf) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, value: &[u8; N]) {
     const BPF_MAP_UPDATE_ELEM: c_int = 2;
     let map = map.as_raw_fd().cast_unsigned();
     let mut change =
         ChangeMap { map, padding: 0, key: &raw const key as u64, value: value.as_ptr() as u64, flags: 0 };
-    // SAFETY: the key of 4 bytes and the value that `change` points to are live during the call, which keeps none;
-    // the value has the bytes that the map was made for, as the caller says.
+    // SAFETY: `change` points to a key of 4 bytes and a value, both live during the call, which retains neither;
+    // the caller guarantees that the map was created for values of `N` bytes.
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut change) };
 }
 
-/// Takes a number out of a map. That it is not there is no matter.
+/// Removes a key from a map. A missing key is ignored.
 pub(in crate::sources::linux::perf) fn remove_from_map(map: &OwnedFd, key: u32) {
     change_map(map, key, None);
 }
 
-/// Reads or writes the value under key 0. `value` are `bytes` of the caller's, live and, for a command that reads, writable;
-/// the kernel copies `value_bytes`.
+/// Reads or writes the value of key 0. `value` points to `bytes` owned by the caller, live and, for a command that
+/// reads, writable; the kernel copies `value_bytes`.
 fn exchange(map: &OwnedFd, command: c_int, value: u64, bytes: usize, value_bytes: usize) -> io::Result<()> {
-    // The kernel copies as many bytes as the value has, whatever is behind the address.
+    // The kernel copies the size of the value, whatever the size of the buffer.
     if bytes != value_bytes {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let key: u32 = 0;
     let map = map.as_raw_fd().cast_unsigned();
     let mut change = ChangeMap { map, padding: 0, key: &raw const key as u64, value, flags: 0 };
-    // SAFETY: the key of 4 bytes and the value, whose length was checked above and which the callers borrow, for writing
-    // where the command reads, are live during the call, which keeps none.
+    // SAFETY: the key of 4 bytes and the value, with its length checked above and borrowed by the caller (mutably
+    // for commands that read), are live during the call, which retains neither.
     done(unsafe { bpf(command, &mut change) })
 }
 
-/// One value of some bytes that programs can get at (BPF_MAP_TYPE_ARRAY).
+/// A single value shared with programs (BPF_MAP_TYPE_ARRAY).
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Array {
     map: OwnedFd,
@@ -225,7 +225,7 @@ pub(in crate::sources::linux::perf) struct Array {
 }
 
 impl Array {
-    /// `constant`: programs only read it, and rely on it once it was frozen.
+    /// Creates the array. `constant`: read-only for programs, and constant to the verifier once frozen.
     ///
     /// # Errors
     /// Errors of bpf(2).
@@ -243,7 +243,7 @@ impl Array {
         &self.map
     }
 
-    /// Sets the value, which has as many bytes as it was made for.
+    /// Sets the value, of the size given at creation.
     ///
     /// # Errors
     /// Errors of bpf(2).
@@ -252,7 +252,7 @@ impl Array {
         exchange(&self.map, BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len(), self.value_bytes)
     }
 
-    /// Reads the value, which has as many bytes as it was made for.
+    /// Reads the value, of the size given at creation.
     ///
     /// # Errors
     /// Errors of bpf(2).
@@ -268,24 +268,25 @@ impl Array {
     pub(in crate::sources::linux::perf) fn freeze(&self) -> io::Result<()> {
         const BPF_MAP_FREEZE: c_int = 22;
         let mut map = self.map.as_raw_fd().cast_unsigned();
-        // SAFETY: the descriptor is all that this command takes.
+        // SAFETY: the descriptor is this command's only argument.
         done(unsafe { bpf(BPF_MAP_FREEZE, &mut map) })
     }
 }
 
-/// One value for each CPU, of some bytes, that programs change (BPF_MAP_TYPE_PERCPU_ARRAY).
+/// One value per CPU, changed by programs (BPF_MAP_TYPE_PERCPU_ARRAY).
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct CpuArray {
     map: OwnedFd,
-    /// Bytes of the values of all CPUs together.
+    /// Total size of the values of all CPUs.
     bytes: usize,
 }
 
 impl CpuArray {
-    /// `value_bytes`: a multiple of 8, which the kernel rounds sizes to. `cpus`: how many CPUs are possible.
+    /// Creates the array. `value_bytes`: a multiple of 8, the kernel's rounding of sizes. `cpus`: number of
+    /// possible CPUs.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn create(value_bytes: usize, cpus: usize) -> io::Result<CpuArray> {
         const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
         let value_size = value_bytes as u32;
@@ -299,19 +300,19 @@ impl CpuArray {
         &self.map
     }
 
-    /// Sets the values of all CPUs, one behind the other.
+    /// Sets the values of all CPUs, concatenated.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn put(&self, values: &[u8]) -> io::Result<()> {
         const BPF_MAP_UPDATE_ELEM: c_int = 2;
         exchange(&self.map, BPF_MAP_UPDATE_ELEM, values.as_ptr() as u64, values.len(), self.bytes)
     }
 
-    /// The values of all CPUs, one behind the other.
+    /// The values of all CPUs, concatenated.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn get(&self) -> io::Result<Vec<u8>> {
         const BPF_MAP_LOOKUP_ELEM: c_int = 1;
         let mut values = vec![0; self.bytes];
@@ -320,29 +321,29 @@ impl CpuArray {
     }
 }
 
-/// A ring that programs write into (BPF_MAP_TYPE_RINGBUF; kernel/bpf/ringbuf.c): a page for how far it
-/// was read, one for how far it was written, then the data, which is mapped twice, end to end.
+/// A ring that programs write (BPF_MAP_TYPE_RINGBUF; kernel/bpf/ringbuf.c): a page with the consumer position, one
+/// with the producer position, then the data, mapped twice in succession.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct ProgramRing {
     map: OwnedFd,
-    /// Of the reader, which this process may write to.
+    /// The consumer page, writable by this process.
     read: NonNull<u8>,
-    /// Of the writer, and the data behind it.
+    /// The producer page, followed by the data.
     written: NonNull<u8>,
     page_bytes: usize,
     data_bytes: usize,
-    /// What is mapped of the second copy of the data: as much as the largest record that runs over the end.
+    /// Mapped size of the second copy of the data: the largest record that can run over the end.
     again_bytes: usize,
 }
 
-/// In the length of a record: it is being written, or to be passed over.
+/// Flags in the length of a record: being written; discarded.
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
-/// In front of each record: its length, and a number of the kernel.
+/// Header of a record: its length, and a number of the kernel.
 const HEADER_BYTES: usize = 8;
 
 impl ProgramRing {
-    /// One of `data_bytes`, a power of two of at least a page, for records of at most `record_bytes`.
+    /// Creates a ring of `data_bytes`, a power of two of at least a page, for records of at most `record_bytes`.
     ///
     /// # Errors
     /// Errors of bpf(2): EINVAL before Linux 5.8.
@@ -361,12 +362,12 @@ impl ProgramRing {
         })?;
         let page_bytes = sys::page_bytes();
         let read = map_at(&map, 0, page_bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        // The kernel maps all of it at once, and each page counts as resident as often as it is mapped.
+        // The kernel populates the whole mapping at once, and each page counts as resident once per mapping.
         let again_bytes = (HEADER_BYTES + record_bytes).next_multiple_of(page_bytes).min(data_bytes);
         match map_at(&map, page_bytes, page_bytes + data_bytes + again_bytes, libc::PROT_READ) {
             Ok(written) => Ok(ProgramRing { map, read, written, page_bytes, data_bytes, again_bytes }),
             Err(error) => {
-                // SAFETY: exactly the mapping made above, which nothing else knows of.
+                // SAFETY: exactly the mapping made above, to which no other pointer exists.
                 unsafe { libc::munmap(read.as_ptr().cast(), page_bytes) };
                 Err(error)
             }
@@ -378,10 +379,10 @@ impl ProgramRing {
         self.map.as_raw_fd()
     }
 
-    /// Gives each record that is there to `take`, and makes room.
+    /// Passes each available record to `take`, and frees its space.
     pub(in crate::sources::linux::perf) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
         // SAFETY: both pages are mapped, readable and aligned as long as `self` lives, and begin with the u64
-        // position; the reader's page, which only this process changes, is writable.
+        // position; the consumer page, which only this process changes, is writable.
         let (read, written) = unsafe {
             (
                 AtomicU64::from_ptr(self.read.as_ptr().cast()),
@@ -391,16 +392,16 @@ impl ProgramRing {
         let end = written.load(Ordering::Acquire);
         let mut at = read.load(Ordering::Relaxed);
         let mapped_bytes = self.data_bytes + self.again_bytes;
-        // SAFETY: this much of the data is mapped behind the writer's page as long as `self` lives. The kernel does
+        // SAFETY: this much of the data is mapped after the producer page as long as `self` lives. The kernel does
         // not write between the two positions, except for the length of a record in progress, which is read
-        // atomically and before anything behind it; the reader's position is raised below, after the last use of
+        // atomically and before its contents; the consumer position is advanced below, after the last use of
         // `data`.
         let data =
             unsafe { std::slice::from_raw_parts(self.written.as_ptr().add(self.page_bytes), mapped_bytes) };
         while at < end {
             let from = at as usize & (self.data_bytes - 1);
-            // SAFETY: records and so their lengths are aligned to 8 and lie within the mapped data; the
-            // kernel changes it as an atomic word (`bpf_ringbuf_commit`).
+            // SAFETY: records, and thus their lengths, are aligned to 8 and lie within the mapped data; the kernel
+            // changes a length as an atomic word (`bpf_ringbuf_commit`).
             let length = unsafe { AtomicU32::from_ptr(data.as_ptr().add(from).cast_mut().cast()) };
             let length = length.load(Ordering::Acquire);
             if length & BUSY != 0 {
@@ -418,7 +419,7 @@ impl ProgramRing {
 }
 
 fn map_at(map: &OwnedFd, offset: usize, bytes: usize, protection: c_int) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new mapping at an address that the kernel chooses; it belongs to the caller.
+    // SAFETY: a new mapping at an address chosen by the kernel; the caller owns it.
     let at = unsafe {
         let offset = offset as libc::off_t;
         libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map.as_raw_fd(), offset)
@@ -431,7 +432,7 @@ fn map_at(map: &OwnedFd, offset: usize, bytes: usize, protection: c_int) -> io::
 
 impl Drop for ProgramRing {
     fn drop(&mut self) {
-        // SAFETY: exactly the mappings that `create` made; nothing borrowed from them is left.
+        // SAFETY: exactly the mappings made by `create`; no borrow of them remains.
         unsafe {
             libc::munmap(self.read.as_ptr().cast(), self.page_bytes);
             libc::munmap(self.written.as_ptr().cast(), self.page_bytes + self.data_bytes + self.again_bytes);

@@ -1,5 +1,5 @@
-//! Offsets of members of the running kernel's structures, from its own type information (BTF,
-//! Documentation/bpf/btf.rst). Input: names of a structure and a member. Output: an offset in bytes.
+//! Offsets of structure members in the running kernel, from its type information (BTF, Documentation/bpf/btf.rst).
+//! Input: names of a structure and a member. Output: an offset in bytes.
 
 use std::fs;
 
@@ -34,15 +34,15 @@ fn find(btf: &[u8], structure: &str, member: &str) -> Option<i32> {
         let (kind, count) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
         at += 12;
         let bytes = match kind {
-            // Integer, variable, tag of a declaration.
+            // Integer, variable, declaration tag.
             1 | 14 | 17 => 4,
             // Array.
             3 => 12,
-            // Structure, union, section, enumeration of 64 bits.
+            // Structure, union, data section, 64-bit enumeration.
             STRUCT | 5 | 15 | 19 => count * 12,
-            // Enumeration, parameters.
+            // Enumeration, function prototype.
             6 | 13 => count * 8,
-            // What only names another type.
+            // References to another type.
             2 | 7..=12 | 16 | 18 => 0,
             _ => return None,
         };
@@ -122,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_where_a_thread_has_its_blocked_signals() {
-        // Kernels without a description have no such file.
+    fn the_kernel_describes_the_offset_of_blocked_signals() {
+        // Kernels without BTF lack this file.
         let Ok(btf) = fs::read(PATH) else {
             return assert!(member_offset("task_struct", "blocked").is_none());
         };

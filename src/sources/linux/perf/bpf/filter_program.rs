@@ -1,12 +1,12 @@
-//! BPF programs that let the samples of some processes through: samples of others are dropped in the timer interrupt,
-//! which ticks anyway.
+//! BPF programs that pass the samples of some processes: other samples are dropped in the timer interrupt, which
+//! occurs anyway.
 //!
-//! One lets a single process through; the other drops the processes of a set, so that a process not yet known is
+//! One passes a single process; the other drops the processes in a set, so that a process not yet known is
 //! sampled.
 //!
-//! Input: process numbers of our PID namespace. Output: eBPF instructions
-//! (Documentation/bpf/standardization/instruction-set.rst). In the initial namespace the running thread has a number,
-//! whatever its own namespace is (helper 14, `bpf_get_current_pid_tgid`); in others, those of containers, only
+//! Input: pids in our PID namespace. Output: eBPF instructions
+//! (Documentation/bpf/standardization/instruction-set.rst). In the initial namespace every thread has a number,
+//! whatever its own namespace (helper 14, `bpf_get_current_pid_tgid`); in others, those of containers, only
 //! threads of the same namespace have one (helper 120, `bpf_get_ns_current_pid_tgid`).
 
 use super::instructions::{
@@ -14,7 +14,7 @@ use super::instructions::{
     MOVE, MOVE_REGISTER, SHIFT_RIGHT, STORE_WORD, load, load_map, op,
 };
 
-/// Inode of the first PID namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
+/// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xefff_fffc;
 
 /// Whether threads of all namespaces have a number in this one.
@@ -22,8 +22,8 @@ pub(in crate::sources::linux::perf) fn numbers_all(namespace: (u64, u64)) -> boo
     namespace.1 == FIRST_NAMESPACE
 }
 
-/// The register that has the program's argument until `yes` uses it for something else: the registers
-/// of the running thread (include/uapi/linux/bpf_perf_event.h, `bpf_perf_event_data`).
+/// Register with the program's argument, until `yes` reuses it: the registers of the running thread
+/// (include/uapi/linux/bpf_perf_event.h, `bpf_perf_event_data`).
 pub(in crate::sources::linux::perf) const CONTEXT: u8 = 8;
 
 /// Where the number of the running thread is, relative to r10; that of its process follows.
@@ -32,12 +32,12 @@ const TGID: i16 = -4;
 
 /// Drops the sample.
 const NO: [u64; 2] = [op(MOVE, 0, 0, 0, 0), op(EXIT, 0, 0, 0, 0)];
-/// Lets the sample through.
+/// Passes the sample.
 const YES: [u64; 2] = [op(MOVE, 0, 0, 0, 1), op(EXIT, 0, 0, 0, 0)];
 
-/// Stores the running thread at [`TID`], its process in r6 and at [`TGID`]. Drops a thread outside of our namespace
-/// (device and inode of `/proc/self/ns/pid`), or continues with numbers of 0 if `unknown`: the helper clears them
-/// (kernel/bpf/helpers.c).
+/// Stores the running thread at [`TID`], its process in r6 and at [`TGID`]. Drops a thread outside of our
+/// namespace (device and inode of `/proc/self/ns/pid`), or with `unknown` continues with zeros: the helper clears
+/// them (kernel/bpf/helpers.c).
 fn process(namespace: (u64, u64), unknown: bool) -> Vec<u64> {
     if numbers_all(namespace) {
         return vec![
@@ -52,7 +52,7 @@ fn process(namespace: (u64, u64), unknown: bool) -> Vec<u64> {
     program.extend(load(1, namespace.0));
     program.extend(load(2, namespace.1));
     program.extend([
-        // r3 = &info, 8 bytes: pid, which is the thread's number, then tgid.
+        // r3 = &info, 8 bytes: pid (the thread's number), then tgid.
         op(MOVE_REGISTER, 3, 10, 0, 0),
         op(ADD, 3, 0, 0, TID as i32),
         op(MOVE, 4, 0, 0, 8),
@@ -66,21 +66,21 @@ fn process(namespace: (u64, u64), unknown: bool) -> Vec<u64> {
     program
 }
 
-/// Which threads a program lets through, of those that have a number in this namespace.
+/// Which threads a program passes, of those with a number in this namespace.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sources::linux::perf) enum FilterRule {
-    /// Those of a process.
+    /// Threads of a process.
     OfProcess(i32),
-    /// Those of processes that are not in the set: the descriptor of a map whose keys are their numbers.
+    /// Threads of processes not in the set: the descriptor of a map with their pids as keys.
     UnlessIn(i32),
-    /// Those of processes that are not in the set, and threads of other namespaces, which may be below ours.
+    /// Threads of processes not in the set, and threads of other namespaces, which may be below ours.
     UnlessInOrUnknown(i32),
-    /// All of them.
+    /// All threads.
     All,
 }
 
-/// A program that drops a sample, or runs `yes` and lets it through. `yes` finds the running thread at [`TID`] and
-/// the program's argument in [`CONTEXT`].
+/// A program that drops a sample, or runs `yes` and passes it. `yes` finds the running thread at [`TID`] and the
+/// program's argument in [`CONTEXT`].
 pub(in crate::sources::linux::perf) fn program(
     verdict: FilterRule,
     namespace: (u64, u64),
@@ -110,8 +110,8 @@ pub(in crate::sources::linux::perf) fn program(
     program
 }
 
-/// A program that does `body` for threads that have a number in this namespace, and says no: nothing else is recorded.
-/// `body` finds the running thread at [`TID`] and the program's argument in [`CONTEXT`].
+/// A program that runs `body` for threads with a number in this namespace, and drops the sample: nothing else is
+/// recorded. `body` finds the running thread at [`TID`] and the program's argument in [`CONTEXT`].
 pub(in crate::sources::linux::perf) fn observer(namespace: (u64, u64), body: &[u64]) -> Vec<u64> {
     let mut program = vec![op(MOVE_REGISTER, CONTEXT, 1, 0, 0)];
     program.extend(process(namespace, false));
@@ -125,12 +125,12 @@ mod tests {
     use super::super::instructions::machine::Machine;
     use super::*;
 
-    /// The number of the set.
+    /// Descriptor of the set.
     const SET: i32 = 33;
     const CONTAINER: (u64, u64) = (4, 0xf000_0000_1234_5678);
     const FIRST: (u64, u64) = (4, FIRST_NAMESPACE);
 
-    /// What a program answers for a thread of process `tgid` in this namespace; the set has 1 and 2.
+    /// Result of a program for a thread of process `tgid` in this namespace; the set contains 1 and 2.
     fn run(program: &[u64], tgid: u32, namespace: (u64, u64)) -> u64 {
         let mut machine = Machine::new(77, tgid, namespace);
         machine.maps.push((SET, vec![(1, 1), (2, 1)]));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_sampled_but_those_of_the_set() {
+    fn processes_outside_the_set_are_sampled() {
         let unless_in = |namespace| program(FilterRule::UnlessIn(SET), namespace, &[]);
         for namespace in [CONTAINER, FIRST] {
             assert_eq!(run(&unless_in(namespace), 4242, namespace), 1);

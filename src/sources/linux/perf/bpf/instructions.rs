@@ -1,7 +1,7 @@
-//! The eBPF instructions and helpers that the programs use (Documentation/bpf/standardization/instruction-set.rst,
-//! include/uapi/linux/bpf.h). The tests run programs on a machine of their own.
+//! The eBPF instructions and helpers used by the programs (Documentation/bpf/standardization/instruction-set.rst,
+//! include/uapi/linux/bpf.h), and an interpreter for tests.
 
-/// An instruction: operation, destination and source register, offset, value.
+/// Encodes an instruction: opcode, destination and source register, offset, immediate.
 pub(in crate::sources::linux::perf) const fn op(code: u8, dst: u8, src: u8, offset: i16, value: i32) -> u64 {
     code as u64
         | (dst as u64) << 8
@@ -25,7 +25,7 @@ pub(in crate::sources::linux::perf) const LOAD_WORD: u8 = 0x61;
 pub(in crate::sources::linux::perf) const LOAD_DOUBLE: u8 = 0x79;
 pub(in crate::sources::linux::perf) const STORE_WORD: u8 = 0x63;
 pub(in crate::sources::linux::perf) const STORE_DOUBLE: u8 = 0x7b;
-/// Of the value in the instruction.
+/// Stores the immediate.
 pub(in crate::sources::linux::perf) const STORE_VALUE_DOUBLE: u8 = 0x7a;
 pub(in crate::sources::linux::perf) const CALL: u8 = 0x85;
 pub(in crate::sources::linux::perf) const JUMP: u8 = 0x05;
@@ -33,9 +33,10 @@ pub(in crate::sources::linux::perf) const JUMP_IF_EQUAL: u8 = 0x15;
 pub(in crate::sources::linux::perf) const JUMP_UNLESS_EQUAL: u8 = 0x55;
 pub(in crate::sources::linux::perf) const JUMP_IF_GREATER_SIGNED: u8 = 0x65;
 pub(in crate::sources::linux::perf) const EXIT: u8 = 0x95;
-/// As the source register of [`LOAD_64`]: the value is the descriptor of a map.
+/// Source register of [`LOAD_64`]: the immediate is a map descriptor.
 pub(in crate::sources::linux::perf) const IS_MAP: u8 = 1;
-/// As the source register of [`LOAD_64`]: the place is in the value of an array of one, whose descriptor comes first.
+/// Source register of [`LOAD_64`]: loads an address within the value of an array of one; its descriptor comes
+/// first.
 const IS_VALUE: u8 = 2;
 
 pub(in crate::sources::linux::perf) const MAP_LOOKUP: i32 = 1;
@@ -52,40 +53,40 @@ pub(in crate::sources::linux::perf) const RINGBUF_RESERVE: i32 = 131;
 pub(in crate::sources::linux::perf) const RINGBUF_SUBMIT: i32 = 132;
 pub(in crate::sources::linux::perf) const SNPRINTF: i32 = 165;
 
-/// `r = value`, which takes two instructions.
+/// `r = value`, encoded as two instructions.
 pub(in crate::sources::linux::perf) const fn load(register: u8, value: u64) -> [u64; 2] {
     [op(LOAD_64, register, 0, 0, value as i32), op(0, 0, 0, 0, (value >> 32) as i32)]
 }
 
-/// `r = map`, of which this is the descriptor.
+/// `r = map`, given its descriptor.
 pub(in crate::sources::linux::perf) const fn load_map(register: u8, map: i32) -> [u64; 2] {
     [op(LOAD_64, register, IS_MAP, 0, map), 0]
 }
 
-/// `r = value + offset`, of an array of one value, of which this is the descriptor.
+/// `r = value + offset`, for an array of one value, given its descriptor.
 pub(in crate::sources::linux::perf) const fn load_value(register: u8, array: i32, offset: i32) -> [u64; 2] {
     [op(LOAD_64, register, IS_VALUE, 0, array), op(0, 0, 0, 0, offset)]
 }
 
-/// Runs programs as the kernel would: the running thread, maps, a ring and the memory of a program.
+/// Runs programs like the kernel: the running thread, maps, a ring and the memory of a program.
 #[cfg(test)]
 pub(in crate::sources::linux::perf) mod machine {
     use hashbrown::HashMap;
 
     use super::*;
 
-    /// Where its stack ends.
+    /// Top of its stack.
     const STACK: u64 = 0x10_0000;
     const STACK_BYTES: u64 = 512;
-    /// Where the program's argument is.
+    /// Address of the program's argument.
     const CONTEXT: u64 = 0x8_0000;
-    /// Where values of maps and records of rings are.
+    /// Addresses of map values and ring records.
     const VALUE: u64 = 0x20_0000;
     const RECORDS: u64 = 0x30_0000;
-    /// Where the values of lists are, and how far apart.
+    /// Base address of list values, and their distance.
     const LISTS: u64 = 0x40_0000;
     const LIST_BYTES: u64 = 0x1_0000;
-    /// Where the kernel has the running thread.
+    /// Kernel address of the running thread.
     const TASK: u64 = 0xffff_8880_0000_0000;
 
     pub(in crate::sources::linux::perf) struct Machine {
@@ -94,23 +95,23 @@ pub(in crate::sources::linux::perf) mod machine {
         pub(in crate::sources::linux::perf) tgid: u32,
         pub(in crate::sources::linux::perf) namespace: (u64, u64),
         pub(in crate::sources::linux::perf) time_ns: u64,
-        /// Each map: its number, and the value of each key.
+        /// Maps: number, and value of each key.
         pub(in crate::sources::linux::perf) maps: Vec<(i32, Vec<(u32, u64)>)>,
-        /// Maps from addresses to numbers, which programs change.
+        /// Maps from addresses to numbers, changed by programs.
         pub(in crate::sources::linux::perf) addresses: Vec<(i32, HashMap<u64, u64>)>,
-        /// What the next random numbers are.
+        /// The next random number.
         pub(in crate::sources::linux::perf) random: u64,
-        /// Values of more bytes: the map, the key, the value.
+        /// Larger values: map, key, value.
         pub(in crate::sources::linux::perf) lists: Vec<(i32, u32, Vec<u8>)>,
-        /// The number of the ring, how many records it has room for, and those that were submitted.
+        /// Number of the ring, room for records, and the submitted ones.
         pub(in crate::sources::linux::perf) ring: i32,
         pub(in crate::sources::linux::perf) room: usize,
         pub(in crate::sources::linux::perf) records: Vec<Vec<u8>>,
-        /// The memory of the program that can be read: where it begins, and what is there.
+        /// Readable memory of the program: base address and bytes.
         pub(in crate::sources::linux::perf) memory: (u64, Vec<u8>),
-        /// What the kernel has of the running thread.
+        /// The kernel's structure of the running thread.
         pub(in crate::sources::linux::perf) task: Vec<u8>,
-        /// The registers of the running thread, as the program gets them.
+        /// Registers of the running thread, as passed to the program.
         pub(in crate::sources::linux::perf) context: Vec<u8>,
         stack: Vec<u8>,
         value: Vec<u8>,
@@ -140,7 +141,7 @@ pub(in crate::sources::linux::perf) mod machine {
             }
         }
 
-        /// The bytes at an address of the machine: it has nothing else.
+        /// The bytes at an address of the machine; panics outside of its memory.
         fn at(&mut self, address: u64, len: usize) -> &mut [u8] {
             let (base, bytes) = match address {
                 LISTS.. => {
@@ -162,7 +163,7 @@ pub(in crate::sources::linux::perf) mod machine {
             u64::from_le_bytes(word)
         }
 
-        /// What the program answers.
+        /// Runs a program; returns its result.
         pub(in crate::sources::linux::perf) fn run(&mut self, program: &[u64]) -> u64 {
             let mut registers = [0u64; 11];
             (registers[1], registers[10]) = (CONTEXT, STACK);

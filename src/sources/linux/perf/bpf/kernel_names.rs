@@ -1,5 +1,5 @@
-//! Names of kernel functions: a BPF program formats the name of one address after another. The list of all symbols
-//! (`/proc/kallsyms`) has more than 100,000 lines, which the kernel takes some 40 ms to write; a name takes a few
+//! Names of kernel functions: a BPF program formats one address at a time. The list of all symbols
+//! (`/proc/kallsyms`) has more than 100,000 lines and takes the kernel some 40 ms to write; a name takes a few
 //! microseconds.
 //!
 //! Input: addresses. Output: names, with their modules, as in the list. Source: lib/vsprintf.c, `%ps` ("symbolic
@@ -13,17 +13,17 @@ use std::sync::{Mutex, OnceLock};
 use super::bpf_sys::{self, Array, ProgramKind};
 use super::instructions::{CALL, EXIT, MOVE, SNPRINTF, load_value, op};
 
-/// What goes to the program and comes back: the address, then the name with a 0 behind it.
+/// Size of the value exchanged with the program: the address, then the NUL-terminated name.
 const VALUE_BYTES: usize = 8 + NAME_BYTES;
-/// Room for the longest name (`KSYM_NAME_LEN` in include/linux/kallsyms.h, 511); longer ones are cut.
+/// Room for the longest name (`KSYM_NAME_LEN` in include/linux/kallsyms.h, 511); longer ones are truncated.
 const NAME_BYTES: usize = 504;
-/// The list (proc(5)).
+/// The symbol list (proc(5)).
 pub(in crate::sources::linux) const LIST: &str = "/proc/kallsyms";
 /// For more addresses the list is read: it costs no more than this many names.
 const ADDRESSES_MAX: usize = 4096;
 
-/// The loaded program, and the array that it reads addresses from and writes names to. The program keeps the
-/// array of its format.
+/// The loaded program, and the array with its input addresses and output names. The program holds the array with
+/// its format.
 struct Namer {
     program: OwnedFd,
     value: Array,
@@ -40,8 +40,8 @@ impl Namer {
     }
 }
 
-/// Descriptors that name kernel functions after the privileges were dropped: they keep the rights of the process that
-/// opened them.
+/// Descriptors for naming kernel functions after privileges are dropped: they keep the rights of the process at
+/// the time of opening.
 struct PreparedNames {
     namer: Option<Mutex<Namer>>,
     list: Option<File>,
@@ -49,7 +49,7 @@ struct PreparedNames {
 
 static PREPARED: OnceLock<PreparedNames> = OnceLock::new();
 
-/// Loads the program and opens the list, as far as that is allowed now.
+/// Loads the program and opens the list, as far as permitted.
 pub(in crate::sources::linux) fn prepare() {
     PREPARED.get_or_init(|| PreparedNames {
         namer: Namer::load().ok().map(Mutex::new),
@@ -57,10 +57,10 @@ pub(in crate::sources::linux) fn prepare() {
     });
 }
 
-/// The kernel's list of all symbols, from its beginning.
+/// The kernel's symbol list, from its beginning.
 ///
 /// # Errors
-/// Why it cannot be opened.
+/// Errors of open(2).
 pub(in crate::sources::linux) fn list() -> io::Result<File> {
     let Some(list) = PREPARED.get().and_then(|prepared| prepared.list.as_ref()) else {
         return File::open(LIST);
@@ -70,7 +70,7 @@ pub(in crate::sources::linux) fn list() -> io::Result<File> {
     Ok(list)
 }
 
-/// The name of each address; `None` for one that is no symbol's.
+/// The name of each address; `None` for an address without a symbol.
 ///
 /// # Errors
 /// Errors of bpf(2): EPERM without CAP_BPF and CAP_PERFMON, EINVAL before Linux 5.14.
@@ -113,7 +113,7 @@ fn program(format: i32, value: i32) -> Vec<u64> {
     program
 }
 
-/// What was written: an address that no symbol is before comes back as a number.
+/// Parses the output: an address before all symbols is formatted as a number.
 fn name(written: &[u8]) -> Option<String> {
     let name = written.split(|byte| *byte == 0).next().unwrap_or_default();
     let name = String::from_utf8_lossy(name);
@@ -138,7 +138,7 @@ mod tests {
     #[allow(clippy::print_stdout)] // a skip has a reason
     fn names_are_those_of_the_list() {
         let list = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
-        // By address: the first name of each.
+        // By address: all names of each.
         let mut symbols = std::collections::BTreeMap::new();
         for line in list.lines() {
             let mut words = line.split_ascii_whitespace();
@@ -146,7 +146,7 @@ mod tests {
             else {
                 continue;
             };
-            // Somebody's programs in the kernel may go before they are asked about.
+            // BPF programs of others may be unloaded before the query.
             if line.ends_with("[bpf]") {
                 continue;
             }
@@ -163,7 +163,7 @@ mod tests {
         };
         for (start, name) in starts.iter().zip(names) {
             let name = name.unwrap();
-            // Which of several names counts is the kernel's to say.
+            // The kernel chooses one of several names.
             assert!(symbols[start].contains(&name), "{start:x}: {name} instead of {:?}", symbols[start]);
         }
         assert_eq!(of(&[5]).unwrap(), [None]);

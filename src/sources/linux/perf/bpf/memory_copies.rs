@@ -1,7 +1,7 @@
-//! Memory of the interrupted thread that BPF programs copy at a sample: the instructions that write it into a ring,
-//! and the copies in order of time.
+//! Memory of the interrupted thread, copied by BPF programs at a sample: the instructions that write it into a
+//! ring, and the copies in time order.
 //!
-//! A record has time, address, thread and the number of bytes that were read, 8 bytes each, then the bytes.
+//! A record has time, address, thread and number of bytes read, 8 bytes each, then the bytes.
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -14,22 +14,22 @@ use super::instructions::{
     RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
 };
 
-/// In front of the bytes.
+/// Size of the record header.
 pub(in crate::sources::linux::perf) const HEADER_BYTES: usize = 32;
-/// Where in it the address is.
+/// Header offset of the address.
 const ADDRESS: i16 = 8;
-/// Where in it the number of bytes is.
+/// Header offset of the number of bytes.
 pub(in crate::sources::linux::perf) const LEN: i16 = 24;
-/// Most nanoseconds between a copy and its sample, which come from one interrupt: less than half of the shortest
-/// period. It usually takes about one thousand.
+/// Maximum time between a copy and its sample, which come from one interrupt, nanoseconds: less than half of the
+/// shortest period. Typically about one thousand.
 pub(in crate::sources::linux::perf) const APART_NS_MAX: u64 = 40_000;
-/// Copies without a sample are kept this long.
+/// Retention of copies without a sample.
 const KEPT_NS: u64 = 1_000_000_000;
 
-/// As the address of a record: what is in r7.
+/// Stores r7 as the address of a record.
 pub(in crate::sources::linux::perf) const ADDRESS_IN_R7: u64 = op(STORE_DOUBLE, 8, 7, ADDRESS, 0);
 
-/// As the address of a record: this value.
+/// Stores this value as the address of a record.
 pub(in crate::sources::linux::perf) const fn address(value: i32) -> u64 {
     op(STORE_VALUE_DOUBLE, 8, 0, ADDRESS, value)
 }
@@ -38,17 +38,17 @@ pub(in crate::sources::linux::perf) const fn address(value: i32) -> u64 {
 const SUBMIT: [u64; 3] =
     [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
 
-/// Builds a program that copies memory of the running thread: the steps that all of them take, and jumps to places
-/// that come later. r9 has the time, r8 the record.
+/// Builds a program that copies memory of the running thread: common steps and forward jumps. r9 holds the time,
+/// r8 the record.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct CopyProgram {
     instructions: Vec<u64>,
-    /// Jumps to the end.
+    /// Positions of jumps to the end.
     to_end: Vec<usize>,
 }
 
 impl CopyProgram {
-    /// A program for threads that the map has a value for; `load` makes r7 of the value's address in r0.
+    /// A program for threads with a value in the map; `load` sets r7 from the value at the address in r0.
     pub(in crate::sources::linux::perf) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
         let mut program = CopyProgram::default();
         program.extend(load_map(1, map));
@@ -74,13 +74,13 @@ impl CopyProgram {
         self.to_end.push(at);
     }
 
-    /// Appends a jump to a place that comes later; for [`CopyProgram::land`].
+    /// Appends a forward jump, to be resolved by [`CopyProgram::land`].
     pub(in crate::sources::linux::perf) fn jump(&mut self, jump: u64) -> usize {
         self.instructions.push(jump);
         self.instructions.len() - 1
     }
 
-    /// Lets jumps lead to the next instruction.
+    /// Resolves jumps to the next instruction.
     pub(in crate::sources::linux::perf) fn land(&mut self, jumps: impl IntoIterator<Item = usize>) {
         let here = self.instructions.len();
         for at in jumps {
@@ -90,13 +90,13 @@ impl CopyProgram {
         }
     }
 
-    /// Puts the time into r9.
+    /// Stores the time in r9.
     pub(in crate::sources::linux::perf) fn take_time(&mut self) {
         self.extend([op(CALL, 0, 0, 0, KTIME_GET_NS), op(MOVE_REGISTER, 9, 0, 0, 0)]);
     }
 
-    /// Reserves a record in r8 of the ring with this descriptor, for this many bytes, none of which is read yet; ends
-    /// if there is no room. `address`: the instruction that stores its address.
+    /// Reserves a record for this many bytes, in r8, in the ring with this descriptor, with no bytes read yet;
+    /// ends the program if there is no room. `address`: the instruction that stores its address.
     pub(in crate::sources::linux::perf) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
         self.extend(load_map(1, ring));
         self.extend([
@@ -115,8 +115,8 @@ impl CopyProgram {
         ]);
     }
 
-    /// Reads this many bytes of the thread's memory, from the address in a register, to `to` in the record; r0 is 0
-    /// on success.
+    /// Reads this many bytes of the thread's memory, from the address in a register, to offset `to` of the record;
+    /// r0 is 0 on success.
     pub(in crate::sources::linux::perf) fn read(&mut self, to: usize, bytes: usize, from: u8) {
         self.extend([
             op(MOVE_REGISTER, 1, 8, 0, 0),
@@ -127,12 +127,12 @@ impl CopyProgram {
         ]);
     }
 
-    /// Hands the record in r8 over.
+    /// Submits the record in r8.
     pub(in crate::sources::linux::perf) fn submit(&mut self) {
         self.extend(SUBMIT);
     }
 
-    /// The instructions.
+    /// Returns the finished instructions.
     pub(in crate::sources::linux::perf) fn end(mut self) -> Vec<u64> {
         let to_end = std::mem::take(&mut self.to_end);
         self.land(to_end);
@@ -140,26 +140,26 @@ impl CopyProgram {
     }
 }
 
-/// What was copied of one stack at one moment.
+/// A copy of part of a stack at one moment.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct Copy {
     time_ns: u64,
-    /// The address of the first byte.
+    /// Address of the first byte.
     pub(in crate::sources::linux::perf) from: u64,
     pub(in crate::sources::linux::perf) bytes: Vec<u8>,
 }
 
-/// The copies that samples are still to come for, by thread, in the order of their times.
+/// Copies that wait for their samples, by thread, in time order.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct Copies {
     of: HashMap<pid_t, Vec<Copy>>,
     spare: Pool<Vec<u8>>,
-    /// The time of the last one.
+    /// Time of the last copy.
     last_ns: u64,
 }
 
 impl Copies {
-    /// Takes a piece as the program wrote it.
+    /// Reads a record written by the program.
     pub(in crate::sources::linux::perf) fn take(&mut self, record: &[u8]) {
         let word = |at: usize| {
             let bytes = record.get(at..at + 8)?;
@@ -185,7 +185,7 @@ impl Copies {
         }
     }
 
-    /// What was copied at the moment of a sample.
+    /// The copy made at the moment of a sample.
     pub(in crate::sources::linux::perf) fn of_sample(&mut self, id: SampleId) -> Option<Copy> {
         let copies = self.of.get_mut(&id.tid)?;
         let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
@@ -201,12 +201,12 @@ impl Copies {
         of_it
     }
 
-    /// Takes the buffer of a copy back.
+    /// Takes back the buffer of a copy.
     pub(in crate::sources::linux::perf) fn give_back(&mut self, copy: Copy) {
         self.spare.give_back(copy.bytes);
     }
 
-    /// Ends a batch, and forgets copies whose samples never came; the bytes that are freed.
+    /// Ends a batch, and drops copies without samples; returns the number of freed bytes.
     pub(in crate::sources::linux::perf) fn end_batch(&mut self) -> usize {
         let before_ns = self.last_ns.saturating_sub(KEPT_NS);
         let spare = &mut self.spare;
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_without_samples_are_forgotten() {
+    fn copies_without_samples_are_dropped() {
         let mut copies = Copies::default();
         let record = [5u64, 0x7000, 77, 8, 1].map(u64::to_le_bytes).concat();
         copies.take(&record);

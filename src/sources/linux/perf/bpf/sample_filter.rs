@@ -1,5 +1,5 @@
-//! The sample filter: a BPF program that drops the samples of excluded processes, and its set of these processes.
-//! Input: pids. Output: a program to attach to events.
+//! The sample filter: a BPF program that drops samples of excluded processes, and the set of these. Input: pids.
+//! Output: a program to attach to events.
 
 use std::fs;
 use std::io;
@@ -13,26 +13,25 @@ use super::bpf_sys;
 use super::bpf_sys::ProgramKind;
 use super::filter_program::{self, FilterRule};
 
-/// Most processes that are excluded in the kernel; the samples of further ones are copied, and thrown
-/// away here.
+/// Maximum number of processes excluded in the kernel; samples of further ones are copied and discarded here.
 const EXCLUDED_MAX: u32 = 16_384;
 
-/// The program, and what goes with it. Where the kernel takes no program, all samples come through.
+/// The program and its data. If the kernel refuses programs, all samples pass.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct SampleFilter {
-    /// Which samples come through, and our namespace; `None`: nothing is known of namespaces.
+    /// Which samples pass, and our namespace; `None` if namespaces are unknown.
     verdict: Option<(FilterRule, (u64, u64))>,
     program: Option<OwnedFd>,
     excluded: Option<OwnedFd>,
-    /// The program, and what passed samples also run.
+    /// The filter followed by the code that copies memory for passed samples.
     copy_program: Option<OwnedFd>,
 }
 
 impl SampleFilter {
-    /// Lets the samples of one process through.
+    /// Passes the samples of one process.
     pub(in crate::sources::linux::perf) fn of_process(pid: pid_t) -> SampleFilter {
         let ours = pid_namespace("self");
-        // One in a container, seen from another container, has no number for the program.
+        // A process of another container has no number for the program.
         let ours = ours.filter(|ours| {
             filter_program::numbers_all(*ours)
                 || pid_namespace(&pid.to_string()).is_none_or(|its| its == *ours)
@@ -41,7 +40,7 @@ impl SampleFilter {
         SampleFilter { verdict, program: verdict.and_then(loaded), ..SampleFilter::default() }
     }
 
-    /// Lets the samples of all processes of our namespace through that were not excluded.
+    /// Passes the samples of all processes of our namespace that are not excluded.
     pub(in crate::sources::linux::perf) fn unless_excluded() -> SampleFilter {
         let made = pid_namespace("self").and_then(|namespace| {
             let excluded = bpf_sys::create_map(EXCLUDED_MAX).ok()?;
@@ -57,21 +56,21 @@ impl SampleFilter {
         made.unwrap_or_default()
     }
 
-    /// Lets all samples through.
+    /// Passes all samples.
     pub(in crate::sources::linux::perf) fn open() -> SampleFilter {
-        // In other namespaces a program would refuse those that have no number here.
+        // In other namespaces a program would drop threads without a number here.
         let first = pid_namespace("self").filter(|namespace| filter_program::numbers_all(*namespace));
         SampleFilter { verdict: first.map(|first| (FilterRule::All, first)), ..SampleFilter::default() }
     }
 
-    /// Whether a process that has a number here has none for the program, since it is in a namespace below ours.
+    /// Whether a process with a number here has none for the program, since it is in a namespace below ours.
     pub(in crate::sources::linux::perf) fn is_outside_namespace(&self, pid: pid_t) -> bool {
         let Some((FilterRule::UnlessIn(_), ours)) = self.verdict else { return false };
         !filter_program::numbers_all(ours) && pid_namespace(&pid.to_string()).is_some_and(|its| its != ours)
     }
 
-    /// Also passes samples of other PID namespaces, in events that it is attached to from now on. Costs neighbours a few
-    /// us each, so it is off at first.
+    /// Also passes samples of other PID namespaces, in events attached from now on. Costs other processes a few us
+    /// per sample, so it is initially off.
     ///
     /// # Errors
     /// Errors of bpf(2); nothing is changed then.
@@ -85,17 +84,17 @@ impl SampleFilter {
         Ok(())
     }
 
-    /// Excludes a process from now on, or no longer: its number may be another one's now.
+    /// Adds or removes an excluded process: its number may have been reused.
     pub(in crate::sources::linux::perf) fn exclude(&self, pid: pid_t, excluded: bool) {
         if let Some(set) = &self.excluded {
             bpf_sys::change_map(set, pid.cast_unsigned(), excluded.then_some(1));
         }
     }
 
-    /// Sets what passed samples also run, in events that it is attached to from now on; an empty list removes it.
+    /// Sets additional code for passed samples, in events attached from now on; an empty list removes it.
     ///
     /// # Errors
-    /// Errors of bpf(2), or that no program is known; nothing more is done then.
+    /// Errors of bpf(2), or an error if there is no program; nothing more is done then.
     pub(in crate::sources::linux::perf) fn copy(&mut self, copy_code: &[u64]) -> io::Result<()> {
         self.copy_program = None;
         if !copy_code.is_empty() {
@@ -109,12 +108,12 @@ impl SampleFilter {
     /// Attaches the filter to an event.
     pub(in crate::sources::linux::perf) fn attach(&self, event: &OwnedFd) {
         if let Some(program) = &self.program {
-            // Refused for one, it is refused for all.
+            // A refusal for one event applies to all.
             let _ = sys::set_filter(event, program);
         }
     }
 
-    /// Attaches the filter to an event, with the copies of [`SampleFilter::copy`].
+    /// Attaches the filter to an event, with the additional code of [`SampleFilter::copy`].
     pub(in crate::sources::linux::perf) fn attach_with_copy(&self, event: &OwnedFd) {
         match &self.copy_program {
             Some(program) if sys::set_filter(event, program).is_ok() => {}
@@ -122,15 +121,15 @@ impl SampleFilter {
         }
     }
 
-    /// Whether the kernel takes programs from us.
+    /// Whether the kernel accepted the program.
     pub(in crate::sources::linux::perf) fn is_loaded(&self) -> bool {
         self.program.is_some()
     }
 
-    /// Attaches the copies of [`SampleFilter::copy`] to an event, whose samples come through without a filter.
+    /// Attaches the code of [`SampleFilter::copy`] to an event with samples that need no filter.
     pub(in crate::sources::linux::perf) fn attach_copy(&self, event: &OwnedFd) {
         if let Some(program) = &self.copy_program {
-            // Without it stacks are as deep as the event copies them.
+            // Without it stacks are as deep as the event's copies.
             let _ = sys::set_filter(event, program);
         }
     }

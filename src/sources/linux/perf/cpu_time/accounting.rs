@@ -6,7 +6,7 @@
 //! The CPU clock of a process counts what all of its threads use. The samples of a process share what it used since
 //! the batch before (`share.rs`), so counts add up to CPU seconds × hz, the time of threads that ended before a
 //! sample included. The samples of a process that started since then weigh one period each: over many short processes
-//! that adds up, those without a sample included. Invariant, for each process whose clock can be read: weights +
+//! that adds up, those without a sample included. Invariant, for each process with a readable clock: weights +
 //! losses = what its clock counted.
 
 use std::collections::BTreeMap;
@@ -28,9 +28,9 @@ use super::wakeup_charge::WakeupCharge;
 use super::wakeup_latency::{ClockReading, ClockReadings, IntervalAction, WakeupLatency};
 use crate::sources::Capture;
 
-/// Most processes whose clocks are read at the ends of an interval.
+/// Maximum number of processes with clocks read at both ends of an interval.
 const CLOCKS_MAX: usize = 512;
-/// Most threads whose clocks are updated for that, per process and in all: each takes a microsecond.
+/// Maximum number of threads with clocks updated for that, per process and in total: each takes a microsecond.
 const THREADS_OF_ONE_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
 
@@ -38,25 +38,25 @@ const THREADS_MAX: usize = 1024;
 #[derive(Debug, Default)]
 struct ProcessTime {
     clock: ProcessClock,
-    /// CPU time that was charged before its threads ran.
+    /// CPU time charged before its threads run.
     charge: WakeupCharge,
     /// CPU time of each sampled thread by the weights of its samples, nanoseconds.
     threads: HashMap<pid_t, u64>,
     /// Samples in the batch.
     samples: u64,
-    /// It was sampled, or it is the main process.
+    /// Whether it was sampled, or is the main process.
     is_known: bool,
     has_ended: bool,
 }
 
-/// An event with the CPU time that its thread used.
+/// An event with the CPU time of its thread.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) enum WeighedEvent {
-    /// A sample, and the CPU time of its thread so far, nanoseconds: the difference to its last sample is the weight.
+    /// A sample, and its thread's CPU time so far, nanoseconds: the difference to its last sample is the weight.
     Sample(Box<Capture>, u64),
-    /// A sample whose stack cannot be used, for this reason, and the CPU time of its thread so far.
+    /// A sample with an unusable stack, for this reason, and its thread's CPU time so far.
     Missed(&'static str, u64),
-    /// The process runs another program, of this name; the CPU time of its threads until then.
+    /// An exec to a program of this name; CPU time of the process's threads until then.
     Exec(String, HashMap<pid_t, u64>),
     /// Any other event.
     Other(ProcessEvent),
@@ -65,13 +65,13 @@ pub(in crate::sources::linux::perf) enum WeighedEvent {
 /// The events of a batch, weighed.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct WeighedBatch {
-    /// In the order of their times.
+    /// In time order.
     pub(in crate::sources::linux::perf) events: Vec<(SampleId, WeighedEvent)>,
-    /// The time of the last event so far.
+    /// Time of the last event so far.
     pub(in crate::sources::linux::perf) last_ns: u64,
     /// Samples that did not fit into rings.
     pub(in crate::sources::linux::perf) lost: u64,
-    /// Samples that the kernel did not take since it throttled their event.
+    /// Samples not taken while their event was throttled.
     pub(in crate::sources::linux::perf) throttled: u64,
     /// Late samples.
     pub(in crate::sources::linux::perf) late: u64,
@@ -80,13 +80,13 @@ pub(in crate::sources::linux::perf) struct WeighedBatch {
 /// How a batch is weighed.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sources::linux::perf) struct BatchOptions {
-    /// Samples share what the clocks of their processes count; else each weighs one period.
+    /// Samples share the CPU time counted by the clocks of their processes; otherwise each weighs one period.
     pub(in crate::sources::linux::perf) by_clock: bool,
-    /// The last batch.
+    /// Whether it is the last batch.
     pub(in crate::sources::linux::perf) last: bool,
 }
 
-/// The CPU time of all processes that are sampled, and what was lost of it.
+/// CPU time of all sampled processes, and its losses.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct CpuTime {
     /// The main process, or 0 for several.
@@ -103,11 +103,11 @@ pub(in crate::sources::linux::perf) struct CpuTime {
     unreported_ns: u64,
     /// The part of it that was lost while an event was throttled.
     unreported_throttled_ns: u64,
-    /// CPU time of processes that were removed.
+    /// CPU time of removed processes.
     released_ns: u64,
-    /// Weights of their samples, and all losses that were reported.
+    /// Weights of samples, plus all reported losses.
     weighed_ns: u64,
-    /// CPU time by the counts of events, which include started processes whose clocks were not read.
+    /// CPU time by the counts of events, which include started processes with unread clocks.
     counted_ns: u64,
     last_ns: u64,
 }
@@ -156,14 +156,14 @@ impl CpuTime {
         self.baseline.stop(|pid| clocks.process_cpu_ns(pid));
     }
 
-    /// Reads the clocks a last time.
+    /// Reads the clocks for the last time.
     pub(in crate::sources::linux::perf) fn end(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.end(*pid, clocks);
         }
     }
 
-    /// Reads a record of any kind; those of one CPU come in order. Returns the buffer of a stack that is not needed.
+    /// Reads a record of any kind; those of one CPU come in order. Returns a stack buffer that is not needed.
     pub(in crate::sources::linux::perf) fn push_record(
         &mut self,
         id: SampleId,
@@ -182,8 +182,8 @@ impl CpuTime {
         self.latency.copied(id, capture)
     }
 
-    /// Adds the samples that did not fit into the rings of CPUs since the last call; `None` where the kernel does not
-    /// count them, and `PERF_RECORD_LOST` counts all records together.
+    /// Adds the samples that did not fit into the rings of CPUs since the last call; `None` if the kernel does not
+    /// count them separately, so that `PERF_RECORD_LOST` covers all records.
     pub(in crate::sources::linux::perf) fn add_lost(
         &mut self,
         samples: Option<Vec<(u32, u64)>>,
@@ -197,12 +197,12 @@ impl CpuTime {
         }
     }
 
-    /// The events of these CPUs have these periods from this time on.
+    /// Sets the periods of the events on these CPUs from this time on.
     pub(in crate::sources::linux::perf) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
         self.schedule.set_periods(since_ns, self.period_ns, periods_ns);
     }
 
-    /// Whether it is time to change the periods.
+    /// Whether the periods are due to change.
     pub(in crate::sources::linux::perf) fn may_set_periods(&self, now_ns: u64) -> bool {
         self.schedule.may_change(now_ns)
     }
@@ -301,8 +301,8 @@ impl CpuTime {
         samples
     }
 
-    /// The CPU time that the samples of each process share. `samples`: of all processes; `dropped`: their process is
-    /// unknown.
+    /// The CPU time shared by the samples of each process. `samples`: total of all processes; `dropped`: their
+    /// process is unknown.
     fn shares(
         &mut self,
         dropped: DroppedSamples,
@@ -313,17 +313,17 @@ impl CpuTime {
         let mut division = Division::new(dropped.samples, samples);
         let mut shares = HashMap::new();
         for (pid, process) in &mut self.processes {
-            // A whole machine has no clock of its own: those of its processes count.
+            // A whole machine has no clock; its processes do.
             let charged_to_main = dropped.samples > 0 && samples == 0 && *pid == self.main && *pid > 0;
             if process.samples == 0 && !charged_to_main {
                 continue;
             }
             let dropped_of_process =
                 if charged_to_main { dropped.samples } else { division.next(process.samples) };
-            // Read even if it is not used, so that the next batch begins here.
+            // Read even if unused, so that the next batch begins here.
             let used_ns = process.clock.share_ns(*pid, dropped.samples > 0, clocks).filter(|_| by_clock);
             let used_ns = used_ns.map(|used_ns| process.charge.withhold(used_ns));
-            // Dropped samples may belong to other processes: at most as many as are missing here.
+            // Dropped samples may belong to other processes: attribute no more than are missing here.
             let missing = used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(process.samples));
             let dropped_of_process = dropped_of_process.min(missing.unwrap_or(dropped_of_process));
             process.samples = 0;
@@ -333,14 +333,14 @@ impl CpuTime {
         shares
     }
 
-    /// Gives late samples the CPU time that the samples on time leave of their process; returns the number of late ones.
+    /// Gives late samples the CPU time that samples on time leave of their process; returns the number of late ones.
     fn weigh_late(&mut self, ticks: &BatchTicks, shares: &mut HashMap<pid_t, CpuTimeShare>) -> u64 {
         let mut all_late = 0;
         for (pid, Ticks { late, on_time_ns, late_ns }) in ticks.iter() {
             let (Some(share), Some(process)) = (shares.get_mut(pid), self.processes.get_mut(pid)) else {
                 continue;
             };
-            // Whether dropped samples were late is unknown.
+            // Unknown whether dropped samples were late.
             let Some(used_ns) = share.used_ns.filter(|_| share.dropped_ns == 0) else { continue };
             let given_ns = process.clock.late_left.of_batch(used_ns, *on_time_ns, *late_ns);
             if *late > 0 {
@@ -395,7 +395,7 @@ impl CpuTime {
         self.add_weight(id, weight_ns)
     }
 
-    /// Adds a weight to a thread; its CPU time so far.
+    /// Adds a weight to a thread; returns its CPU time so far.
     fn add_weight(&mut self, id: SampleId, weight_ns: u64) -> u64 {
         let Some(process) = self.processes.get_mut(&id.pid) else { return weight_ns };
         process.clock.add_weight(weight_ns);
@@ -404,8 +404,7 @@ impl CpuTime {
         *used_ns
     }
 
-    /// Adds samples for CPU time that was charged before threads of a process ran; in the `last` batch, for all of
-    /// it.
+    /// Adds samples for CPU time charged before threads of a process ran; in the `last` batch, for all of it.
     fn weigh_charge(
         &mut self,
         pid: pid_t,
@@ -432,8 +431,8 @@ impl CpuTime {
         }
     }
 
-    /// Counts the CPU time that the samples of a batch were not given, in samples: those that did not fit into rings, and
-    /// those that the kernel did not take since it throttled the event.
+    /// Counts unassigned CPU time of a batch, in samples: those that did not fit into rings, and those not taken
+    /// while the event was throttled.
     fn count_lost(&mut self, shares: &HashMap<pid_t, CpuTimeShare>, dropped: DroppedSamples) -> (u64, u64) {
         let mut batch_ns = 0;
         for (pid, share) in shares {
@@ -453,8 +452,8 @@ impl CpuTime {
         (all - throttled, throttled)
     }
 
-    /// At the end of a recording: CPU time without a weight, in samples: of processes that were sampled, and with
-    /// `-a` of those that were not.
+    /// At the end of a recording: CPU time without a weight, in samples: of sampled processes, and with `-a` of
+    /// the others.
     pub(in crate::sources::linux::perf) fn count_rest(&mut self) -> (u64, u64) {
         let unsampled = self.baseline.unsampled_ns() / self.period_ns;
         self.released_ns += unsampled * self.period_ns;
@@ -473,17 +472,17 @@ impl CpuTime {
 
 /// Wakeup latency: intervals in which context switches are recorded.
 impl CpuTime {
-    /// Whether an interval is to begin or to end.
+    /// Whether to begin or end an interval.
     pub(in crate::sources::linux::perf) fn interval_action(&self, now_ns: u64) -> IntervalAction {
         self.latency.action(now_ns)
     }
 
-    /// When the interval ends that is open, if one is (monotonic clock).
+    /// End of the open interval, if any (monotonic clock).
     pub(in crate::sources::linux::perf) fn interval_ends_ns(&self) -> Option<u64> {
         self.latency.ends_ns()
     }
 
-    /// Begins an interval, whose events record switches by now, or ends one, whose events still do.
+    /// Begins an interval after its events record switches, or ends one before they stop.
     pub(in crate::sources::linux::perf) fn apply_interval_action(
         &mut self,
         action: IntervalAction,
@@ -506,17 +505,17 @@ impl CpuTime {
         }
     }
 
-    /// Nothing records context switches: no latency is measured from now on.
+    /// Disables latency measurement: no event records context switches.
     pub(in crate::sources::linux::perf) fn turn_latency_off(&mut self) {
         self.latency.turn_off();
     }
 
-    /// The events of an interval are closed before its end.
+    /// Discards an interval because its events closed early.
     pub(in crate::sources::linux::perf) fn abandon_interval(&mut self) {
         self.latency.abandon();
     }
 
-    /// Applies the last interval, if all of it was read. `finish` completes a stack.
+    /// Applies the last interval if it was read completely. `finish` completes a stack.
     pub(in crate::sources::linux::perf) fn apply_latency(
         &mut self,
         spare: &mut Pool<Box<Capture>>,
@@ -538,21 +537,21 @@ impl CpuTime {
     }
 }
 
-/// Of one process, what the simulated kernel compares.
+/// CPU time of one process, for the simulated kernel to compare.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sources::linux::perf) struct Balance {
-    /// What its clock was when samples were weighed last.
+    /// Its clock when samples were last weighed.
     pub(in crate::sources::linux::perf) clock_ns: Option<u64>,
-    /// What its samples weigh.
+    /// Total weight of its samples.
     pub(in crate::sources::linux::perf) weighed_ns: u64,
-    /// What is lost of it.
+    /// Its losses.
     pub(in crate::sources::linux::perf) lost_ns: u64,
 }
 
 #[cfg(test)]
 impl CpuTime {
-    /// Of each process its clock, and what accounts for it.
+    /// Clocks of processes, and the time that accounts for each.
     pub(in crate::sources::linux::perf) fn balances(&self) -> BTreeMap<pid_t, Balance> {
         let balance = |process: &ProcessTime| {
             let (clock_ns, lost_ns) = process.clock.balance();

@@ -1,7 +1,7 @@
-//! The samples of each process in a batch, by their ticks: on time or late.
+//! The samples of each process in a batch: on time or late.
 //!
-//! Input: the events of a batch and the schedule of ticks. Output: nominal periods for the shares of processes. What late
-//! samples weigh is decided in `accounting.rs`.
+//! Input: the events of a batch and the tick schedule. Output: nominal periods for the shares of processes.
+//! `accounting.rs` decides the weight of late samples.
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -25,7 +25,7 @@ pub(super) struct Ticks {
 pub(super) struct BatchTicks(HashMap<pid_t, Ticks>);
 
 impl BatchTicks {
-    /// Counts the samples among `events`. `period_ns` holds for CPUs whose schedule is unknown.
+    /// Counts the samples among `events`. `period_ns` holds for CPUs with an unknown schedule.
     pub(super) fn of(
         events: &[(SampleId, ProcessEvent)],
         schedule: &TickSchedule,
@@ -53,7 +53,7 @@ impl BatchTicks {
         }
     }
 
-    /// Each process, in no order.
+    /// All processes, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&pid_t, &Ticks)> {
         self.0.iter()
     }

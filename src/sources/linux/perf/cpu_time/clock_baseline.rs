@@ -1,12 +1,12 @@
-//! With `-a`: the CPU clocks of all processes when the recording began and ended. They give the CPU time of a process
-//! from its first sample on, and at the end that of processes without a sample.
+//! With `-a`: CPU clocks of all processes at the beginning and end of the recording. They give the CPU time of a
+//! process from its first sample on, and at the end that of processes without a sample.
 //!
 //! Input: pids and a clock. Output: nanoseconds.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
-/// By process, until it is sampled or its number is another one's.
+/// By process, until it is sampled or its number is reused.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct ClockBaseline(HashMap<pid_t, Clock>);
 
@@ -14,12 +14,12 @@ pub(in crate::sources::linux::perf) struct ClockBaseline(HashMap<pid_t, Clock>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) struct Clock {
     pub(in crate::sources::linux::perf) began_ns: u64,
-    /// `None` before the end, and of a process that has ended before.
+    /// `None` until the end, or if the process ended before.
     pub(in crate::sources::linux::perf) ended_ns: Option<u64>,
 }
 
 impl ClockBaseline {
-    /// Of these processes, as far as their clocks can be read.
+    /// Reads the clocks of these processes, as far as they are readable.
     pub(in crate::sources::linux::perf) fn of(
         pids: &[pid_t],
         clock: impl Fn(pid_t) -> Option<u64>,
@@ -28,17 +28,17 @@ impl ClockBaseline {
         ClockBaseline(pids.iter().filter_map(begin).collect())
     }
 
-    /// The recording has ended.
+    /// Reads the clocks at the end of the recording.
     pub(in crate::sources::linux::perf) fn stop(&mut self, clock: impl Fn(pid_t) -> Option<u64>) {
         self.0.iter_mut().for_each(|(pid, of)| of.ended_ns = clock(*pid));
     }
 
-    /// A process is sampled from now on: where its clock was.
+    /// Removes a process that is sampled from now on; returns its initial clock.
     pub(in crate::sources::linux::perf) fn take(&mut self, pid: pid_t) -> Option<Clock> {
         self.0.remove(&pid)
     }
 
-    /// What the others have used, those that have not ended before.
+    /// CPU time of the remaining processes that did not end before the recording.
     pub(in crate::sources::linux::perf) fn unsampled_ns(&self) -> u64 {
         self.0.values().filter_map(|of| Some(of.ended_ns?.saturating_sub(of.began_ns))).sum()
     }

@@ -1,8 +1,7 @@
-//! Samples that the kernel dropped or, throttled, did not take: how many, and their CPU time.
+//! Samples that the kernel dropped, or did not take while throttled: their number and CPU time.
 //!
-//! Input: records of losses and of throttling, numbers of samples that did not fit into rings. Output: dropped
-//! samples of a batch, and their time. Their process is unknown; they are attributed in proportion to the samples
-//! that arrived.
+//! Input: loss and throttle records, numbers of samples that did not fit into rings. Output: dropped samples of a
+//! batch, and their time. Their process is unknown; they are attributed in proportion to the samples that arrived.
 
 use hashbrown::HashMap;
 
@@ -13,7 +12,7 @@ use super::share::prefix_share_ns;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DroppedSamples {
     pub(super) samples: u64,
-    /// Of these, samples that were not taken while their event was throttled.
+    /// Of these, samples not taken while their event was throttled.
     pub(super) throttled: u64,
     ns: u64,
 }
@@ -31,11 +30,10 @@ pub(super) struct Losses {
     /// Nanoseconds between two samples of a thread that runs all the time.
     period_ns: u64,
     dropped: DroppedSamples,
-    /// Records that were read in the batch, and records of any kind that did not fit, if the kernel does not count
-    /// samples separately.
+    /// Records read in the batch, and lost records of any kind, if the kernel does not count samples separately.
     records: u64,
     lost_records: u64,
-    /// By CPU: since when the kernel throttles its event.
+    /// By CPU: start of the throttling of its event.
     throttled_since_ns: HashMap<u32, u64>,
 }
 
@@ -100,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cpu_is_throttled_on_its_own() {
+    fn each_cpu_is_throttled_separately() {
         let mut losses = Losses::new(1_000_000);
         push_record(&mut losses, 1_000_000, 0, &PerfRecord::Throttle);
         push_record(&mut losses, 5_000_000, 1, &PerfRecord::Throttle);
@@ -114,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_samples_are_kept_until_others_show_whose_they_were() {
+    fn dropped_samples_are_kept_until_others_show_their_process() {
         let mut losses = Losses::new(1_000_000);
         losses.drop_samples(5, 1_000_000);
         assert_eq!(losses.end_batch(0, false).samples, 0);
@@ -124,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn without_counts_of_samples_there_are_as_many_among_lost_records_as_among_others() {
+    fn without_sample_counts_lost_records_have_the_usual_share_of_samples() {
         let mut losses = Losses::new(1_000_000);
         for time_ns in 0..99 {
             push_record(&mut losses, time_ns, 0, &PerfRecord::SwitchIn { direct: false });

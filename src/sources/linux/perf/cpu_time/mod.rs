@@ -1,7 +1,7 @@
-//! CPU time: what each sample weighs, and what is lost.
+//! CPU time: the weight of each sample, and losses.
 //!
-//! Input: samples with their processes, CPU clocks, numbers of lost records; output: weights and losses, which add up to
-//! what the CPU clock of each process counted.
+//! Input: samples with their processes, CPU clocks, numbers of lost records; output: weights and losses, which add
+//! up to the CPU clock of each process.
 
 pub(super) mod accounting;
 mod batch_ticks;

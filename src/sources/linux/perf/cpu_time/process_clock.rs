@@ -1,7 +1,7 @@
-//! The CPU clock of a process, and how much of it is weighed.
+//! The CPU clock of a process, and the part of it that is weighed.
 //!
-//! Input: the clock, read once per batch. Output: CPU time since the batch before, which the samples of the batch
-//! share, and in all.
+//! Input: the clock, read once per batch. Output: CPU time since the previous batch, shared by the samples of the
+//! batch, and in total.
 
 use libc::pid_t;
 
@@ -11,37 +11,37 @@ use super::share::LateTimeLeft;
 /// The CPU clock of one process.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct ProcessClock {
-    /// When it was sampled first, if it was known then; and when it was read last.
+    /// Clock at its first sample, if known, and at the last reading.
     first_ns: Option<u64>,
     last_ns: Option<u64>,
-    /// Up to which samples have been weighed.
+    /// Clock up to which samples are weighed.
     weighed_until_ns: Option<u64>,
-    /// Its clock when sampling ended: what is used after that is not recorded.
+    /// Clock at the end of sampling: later use is not recorded.
     ended_ns: Option<u64>,
-    /// The process began while it was recorded, and no samples of it were weighed yet.
+    /// Whether the process started during the recording and has no weighed samples yet.
     is_new: bool,
-    /// What all samples so far weigh.
+    /// Total weight of all samples so far.
     weighed_ns: u64,
-    /// What those weigh that did not fit into a ring.
+    /// Weight of samples that did not fit into a ring.
     dropped_ns: u64,
-    /// What ticks that come on time leave.
+    /// CPU time left over by ticks on time.
     pub(super) late_left: LateTimeLeft,
 }
 
 impl ProcessClock {
-    /// Begins to count: what was used before is not recorded.
+    /// Begins to count: earlier use is not recorded.
     pub(super) fn begin(&mut self, pid: pid_t, clocks: &dyn Clocks) {
         self.last_ns = clocks.process_cpu_ns(pid);
         (self.first_ns, self.weighed_until_ns) = (self.last_ns, self.last_ns);
     }
 
-    /// Begins to count for a process that ran before it was sampled, whose clock was at this when the recording
-    /// began.
+    /// Begins to count for a process that ran before it was sampled, with this clock at the beginning of the
+    /// recording.
     pub(super) fn begin_at(&mut self, clock_ns: u64) {
         (self.first_ns, self.weighed_until_ns) = (Some(clock_ns), Some(clock_ns));
     }
 
-    /// The process was started while it was recorded: its clock began with it.
+    /// Begins to count for a process started during the recording: its clock began with it.
     pub(super) fn begin_with_process(&mut self) {
         self.is_new = true;
     }
@@ -58,7 +58,7 @@ impl ProcessClock {
         self.ended_ns.or_else(|| clocks.process_cpu_ns(pid))
     }
 
-    /// Sampling ended with the clock at this; what it counts from now on is not recorded.
+    /// Ends sampling at this clock; later use is not recorded.
     pub(super) fn stop_at(&mut self, clock_ns: Option<u64>) {
         self.ended_ns = clock_ns;
     }
@@ -73,7 +73,7 @@ impl ProcessClock {
         Some(now_ns?.saturating_sub(before_ns?))
     }
 
-    /// A sample was weighed.
+    /// Adds the weight of a sample.
     pub(super) fn add_weight(&mut self, weight_ns: u64) {
         self.weighed_ns += weight_ns;
     }
@@ -83,24 +83,24 @@ impl ProcessClock {
         self.dropped_ns += dropped_ns;
     }
 
-    /// What all samples so far weigh.
+    /// Total weight of all samples so far.
     pub(super) fn weighed_ns(&self) -> u64 {
         self.weighed_ns
     }
 
-    /// The clock when samples were weighed last, and what those weigh that were dropped.
+    /// The clock when samples were last weighed, and the weight of dropped ones.
     #[cfg(test)]
     pub(super) fn balance(&self) -> (Option<u64>, u64) {
         (self.weighed_until_ns, self.dropped_ns)
     }
 
-    /// Reads the clock a last time.
+    /// Reads the clock for the last time.
     pub(super) fn end(&mut self, pid: pid_t, clocks: &dyn Clocks) {
         self.last_ns = self.now_ns(pid, clocks).or(self.last_ns);
     }
 
-    /// CPU time while the process was sampled, as far as it is known: a process that no longer exists has no clock,
-    /// so its samples, and its dropped ones, give what it used at its end.
+    /// CPU time while the process was sampled, as far as known: a process that no longer exists has no clock, so
+    /// its final use is that of its samples, including dropped ones.
     pub(super) fn used_ns(&self) -> u64 {
         let by_clock = self.first_ns.zip(self.last_ns);
         let by_samples = self.weighed_ns + self.dropped_ns;
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_samples_were_dropped_the_clock_of_a_new_process_counts_from_its_beginning() {
+    fn with_drops_the_clock_of_a_new_process_counts_from_its_start() {
         let mut clock = ProcessClock::default();
         clock.begin_with_process();
         assert_eq!(clock.share_at(Some(700), true), Some(700));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_after_the_end_of_sampling_is_not_shared() {
+    fn time_after_the_end_of_sampling_is_not_shared() {
         let own = std::process::id().cast_signed();
         let mut clock = ProcessClock::default();
         clock.begin_at(1_000);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn without_drops_first_samples_stand_for_a_period_each() {
+    fn without_drops_first_samples_weigh_a_period_each() {
         let mut clock = ProcessClock::default();
         clock.begin_with_process();
         assert_eq!(clock.share_at(Some(700), false), None);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_found_counts_from_the_beginning_of_the_recording() {
+    fn an_initial_process_counts_from_the_start_of_the_recording() {
         let mut clock = ProcessClock::default();
         clock.begin_at(5_000);
         assert_eq!(clock.share_at(Some(5_700), true), Some(700));

@@ -1,14 +1,14 @@
-//! How the samples of a process in a batch share the CPU time that its clock counted.
+//! How the samples of a process in a batch share the CPU time counted by its clock.
 //!
-//! Samples on time weigh one period each, and are fair to every moment in which ticks can come on time. The rest of
-//! the CPU time was used where none can: the clock of a woken thread starts when its CPU is notified, some
-//! microseconds before it runs there (kernel/sched/core.c, `wakeup_preempt`), and the host of a virtual machine may
-//! take the CPU. Late samples are taken where that time ends, so they get the rest, and no more.
+//! Samples on time weigh one period each: they represent every moment in which ticks can be on time. The rest of
+//! the CPU time was used where ticks cannot be: the clock of a woken thread starts when its CPU is notified, some
+//! microseconds before it runs there (kernel/sched/core.c, `wakeup_preempt`), and the host of a virtual machine
+//! may take the CPU. Late samples are taken where that time ends, so they get the rest, and no more.
 
-/// What the samples of a process in a batch weigh, and share.
+/// The shares of a process's samples in a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::sources::linux::perf) struct CpuTimeShare {
-    /// CPU time that they and those that were dropped share; `None`: a period each.
+    /// CPU time shared by all samples, including dropped ones; `None`: a period each.
     pub(in crate::sources::linux::perf) used_ns: Option<u64>,
     /// Sum of the nominal periods of all these samples.
     pub(in crate::sources::linux::perf) due_ns: u64,
@@ -16,7 +16,7 @@ pub(in crate::sources::linux::perf) struct CpuTimeShare {
     pub(in crate::sources::linux::perf) dropped_ns: u64,
     /// Periods weighed so far.
     pub(in crate::sources::linux::perf) weighed_ns: u64,
-    /// Of samples whose ticks were late: what they share, how many they are and how many have been weighed.
+    /// Late samples: the time they share, their number, and the number weighed so far.
     pub(in crate::sources::linux::perf) late_ns: u64,
     pub(in crate::sources::linux::perf) late: u64,
     pub(in crate::sources::linux::perf) late_weighed: u64,
@@ -36,12 +36,12 @@ pub(in crate::sources::linux::perf) struct Division {
 }
 
 impl Division {
-    /// Of `whole` among those that have `all` together.
+    /// Divides `whole` among elements with the sum `all`.
     pub(in crate::sources::linux::perf) fn new(whole: u64, all: u64) -> Division {
         Division { whole, all, passed: 0 }
     }
 
-    /// The part of the next one, which has this many.
+    /// The part of the next element, of this size.
     pub(in crate::sources::linux::perf) fn next(&mut self, has: u64) -> u64 {
         let before = prefix_share_ns(self.whole, self.all, self.passed);
         self.passed += has;
@@ -54,7 +54,7 @@ impl CpuTimeShare {
         prefix_share_ns(used_ns, self.due_ns, weighed_ns)
     }
 
-    /// The weight of the next sample, which has this period.
+    /// The weight of the next sample, with this period.
     pub(in crate::sources::linux::perf) fn next_ns(&mut self, period_ns: u64) -> u64 {
         let before_ns = self.weighed_ns;
         self.weighed_ns = (before_ns + period_ns).min(self.due_ns);
@@ -64,21 +64,21 @@ impl CpuTimeShare {
         self.used_ns.map_or(period_ns, share)
     }
 
-    /// Gives a part of the shared time to late samples only, whose periods add up to `due_ns`.
+    /// Reserves a part of the shared time for late samples, with periods that add up to `due_ns`.
     pub(in crate::sources::linux::perf) fn give_late(&mut self, late: u64, due_ns: u64, late_ns: u64) {
         self.due_ns -= due_ns;
         self.used_ns = self.used_ns.map(|used_ns| used_ns - late_ns);
         (self.late, self.late_ns) = (late, late_ns);
     }
 
-    /// The weight of the next of these.
+    /// The weight of the next late sample.
     pub(in crate::sources::linux::perf) fn next_late_ns(&mut self) -> u64 {
         self.late_weighed += 1;
         let until_ns = |number| prefix_share_ns(self.late_ns, self.late, number);
         until_ns(self.late_weighed) - until_ns(self.late_weighed - 1)
     }
 
-    /// CPU time that no weighed sample was given.
+    /// CPU time not given to any weighed sample.
     pub(in crate::sources::linux::perf) fn rest_ns(&self) -> u64 {
         let late_ns = self.late_ns - prefix_share_ns(self.late_ns, self.late, self.late_weighed);
         let not_weighed_ns = |used_ns| used_ns - self.weight_until_ns(used_ns, self.weighed_ns);
@@ -86,7 +86,7 @@ impl CpuTimeShare {
     }
 }
 
-/// What the ticks of a process that came on time leave of its CPU time, over all of a recording.
+/// CPU time of a process that its ticks on time leave over, accumulated during a recording.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::sources::linux::perf) struct LateTimeLeft {
     used_ns: u64,
@@ -106,7 +106,7 @@ impl LateTimeLeft {
         self.used_ns += used_ns;
         self.on_time_ns += on_time_ns;
         let left_ns = self.used_ns.saturating_sub(self.on_time_ns + self.given_ns);
-        // If there are no others they are all that is known.
+        // Without samples on time, late ones are the only information.
         let given_ns = if on_time_ns == 0 { used_ns } else { left_ns.min(late_ns).min(used_ns) };
         self.given_ns += given_ns;
         given_ns
@@ -119,7 +119,7 @@ mod tests {
     use crate::rng::Rng;
 
     #[test]
-    fn shares_and_what_was_dropped_add_up_to_what_was_used() {
+    fn weights_and_dropped_time_add_up_to_the_cpu_time() {
         const PERIOD_NS: u64 = 1_003_009;
         for (used_ns, samples, dropped, late) in
             [(1_000_003, 7, 0, 0), (50_000_000, 48, 5, 7), (9, 20, 3, 1), (0, 4, 1, 1), (70_001, 6, 0, 6)]
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_is_divided_without_a_rest() {
+    fn dropped_time_is_divided_without_a_remainder() {
         let mut rng = Rng::new(11);
         for _ in 0..1_000 {
             let samples: Vec<u64> = (0..rng.within(1, 40)).map(|_| rng.within(1, 9)).collect();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_a_cpu_that_ticks_seldom_stand_for_more() {
+    fn samples_of_a_cpu_with_longer_periods_weigh_more() {
         let periods_ns = [750_000, 1_250_000, 750_000, 1_250_000, 750_000];
         let mut share =
             CpuTimeShare { used_ns: Some(9_500_000), due_ns: 4_750_000, ..CpuTimeShare::default() };
@@ -161,14 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_clock_each_stands_for_its_own_distance() {
+    fn without_a_clock_each_sample_weighs_its_period() {
         let mut share = CpuTimeShare { due_ns: 5_000, dropped_ns: 3_000, ..CpuTimeShare::default() };
         assert_eq!((share.next_ns(800), share.next_ns(1_200), share.rest_ns()), (800, 1_200, 3_000));
     }
 
-    /// A thread works 100 us, waits, and is woken; its clock begins `early_ns` before it can be
-    /// interrupted. A tick that was due then comes when it can, late, as does one that was due
-    /// while the CPU slept.
+    /// A thread works 100 us, waits, and is woken; its clock begins `early_ns` before it can be interrupted. A
+    /// tick due in that time comes as soon as it can, late, like one due while the CPU slept.
     fn share_of_late(early_ns: u64, seed: u64) -> f64 {
         const PERIOD_NS: u64 = 1_000_000;
         let mut rng = Rng::new(seed);
@@ -184,7 +183,7 @@ mod tests {
                 while due < ends {
                     match due {
                         due if due >= runs => on_time += 1,
-                        // Half of those that are due while it sleeps come late, too.
+                        // Half of those due while it sleeps are late, too.
                         due if due >= runs - early_ns || due % 2 == 0 => late += 1,
                         _ => {}
                     }
@@ -201,10 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn late_ticks_stand_for_what_those_on_time_cannot() {
+    fn late_ticks_cover_time_without_ticks_on_time() {
         for seed in 0..20 {
             let (none, some) = (share_of_late(0, seed), share_of_late(20_000, seed));
-            // 20 us of 120; the scatter of 4,000 ticks is a point and a half.
+            // 20 us of 120; the standard error of 4,000 ticks is a point and a half.
             assert!(none < 0.05 && (some - 1.0 / 6.0).abs() < 0.05, "seed {seed}: {none} and {some}");
         }
     }

@@ -1,16 +1,16 @@
-//! When the ticks of the events were due. A tick is late when the machine ran something other than this system at its
-//! time (the host of a virtual machine took the CPU): it shows nothing of where a thread uses its CPU time.
+//! Tick schedules of the events. A tick is late when the machine ran something other than this system at its time
+//! (the host of a virtual machine took the CPU): it does not show where a thread uses its CPU time.
 //!
-//! Input: since when events tick with which period, and the times of samples. Output: which samples are late. Each
-//! event keeps to its own schedule (kernel/events/core.c, `hrtimer_forward_now`), whose start is unknown: the least
-//! delay of any sample of a CPU since the change of its period is taken for it. All times are of the monotonic clock,
-//! nanoseconds.
+//! Input: the period of each event and when it was set, and the times of samples. Output: which samples are late.
+//! Each event keeps its own schedule (kernel/events/core.c, `hrtimer_forward_now`), with an unknown start: the
+//! least delay of any sample of a CPU since the change of its period is taken for it. All times are of the
+//! monotonic clock, nanoseconds.
 
 use hashbrown::HashMap;
 
 use super::super::events::tick_rates::PERIODS_BETWEEN_CHANGES;
 
-/// More delay than this is late: the kernel itself delays interrupts by some microseconds, which the thread uses.
+/// Delays above this are late: the kernel itself delays interrupts by some microseconds, used by the thread.
 const LATE_NS: u64 = 25_000;
 
 /// Ticks of a CPU with one period.
@@ -18,7 +18,7 @@ const LATE_NS: u64 = 25_000;
 struct RateInterval {
     since_ns: u64,
     period_ns: u64,
-    /// The least delay of a sample behind a tick that began then.
+    /// Least delay of a sample relative to a schedule that began then.
     least_ns: Option<u64>,
 }
 
@@ -28,19 +28,19 @@ impl RateInterval {
     }
 }
 
-/// When the events of each CPU tick.
+/// Tick schedules of the events of all CPUs.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct TickSchedule {
-    /// The last two of each CPU: samples may have been taken just before a change.
+    /// The last two intervals of each CPU: samples may have been taken just before a change.
     intervals: HashMap<u32, [Option<RateInterval>; 2]>,
-    /// When the periods were changed last, and how long they last: the same time for each, or one rate would count
-    /// for more than another, and their mean would not be the requested rate.
+    /// Time of the last change of periods, and how long they apply: equally long for each rate, so that their mean
+    /// is the requested rate.
     changed_ns: u64,
     lasts_ns: u64,
 }
 
 impl TickSchedule {
-    /// The events of these CPUs have these periods around a mean, from this time on.
+    /// Sets the periods of the events on these CPUs, around a mean, from this time on.
     pub(in crate::sources::linux::perf) fn set_periods(
         &mut self,
         since_ns: u64,
@@ -63,19 +63,19 @@ impl TickSchedule {
         self.intervals.get(&cpu)?.iter().flatten().find(|interval| interval.since_ns <= time_ns).copied()
     }
 
-    /// The CPU time that a sample of this time covers: the period, and what changing it costs.
+    /// The CPU time that a sample of this time covers: its period, plus the part lost by changing periods.
     pub(in crate::sources::linux::perf) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
         let interval = self.interval(cpu, time_ns)?;
         let periods = (self.lasts_ns / interval.period_ns.max(1)).max(1);
         Some(interval.period_ns + interval.period_ns / (2 * periods))
     }
 
-    /// Whether it is time to change the periods.
+    /// Whether the periods are due to change.
     pub(in crate::sources::linux::perf) fn may_change(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.changed_ns) >= self.lasts_ns
     }
 
-    /// Takes the delay of a sample into account.
+    /// Records the delay of a sample.
     pub(in crate::sources::linux::perf) fn observe_sample(&mut self, cpu: u32, time_ns: u64) {
         if let Some(interval) = self.interval_mut(cpu, time_ns) {
             let behind_ns = interval.behind_ns(time_ns);
@@ -83,7 +83,7 @@ impl TickSchedule {
         }
     }
 
-    /// Whether a sample, which was observed, is late.
+    /// Whether a sample, already observed, is late.
     pub(in crate::sources::linux::perf) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
         let Some(interval) = self.interval(cpu, time_ns) else { return false };
         let behind_ns = interval.behind_ns(time_ns);
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tick_that_was_held_up_is_late_and_the_next_one_is_not() {
+    fn a_delayed_tick_is_late_and_the_next_one_is_not() {
         let mut schedule = TickSchedule::default();
         schedule.set_periods(1_000_000, 1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
         // Both CPUs began a little after the change; the third tick of CPU 1 came late.
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_from_before_a_change_are_judged_by_the_schedule_of_before() {
+    fn samples_before_a_change_use_the_previous_schedule() {
         let mut schedule = TickSchedule::default();
         assert!(!schedule.is_late(0, 5), "nothing is known");
         schedule.set_periods(0, 1_000_000, &[(0, 1_000_000)]);
@@ -122,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn each_cpu_has_a_period_of_its_own() {
+    fn each_cpu_has_its_own_period() {
         let mut schedule = TickSchedule::default();
         assert!(schedule.may_change(0));
         schedule.set_periods(1_000_000, 1_000_000, &[(0, 1_000_000), (3, 800_000)]);
-        // 50 ticks of the one and 62 of the other until the next change, and half of one that is lost.
+        // 50 ticks on one CPU and 62 on the other until the next change, which loses half a tick.
         let stand_for_ns = [0, 3, 1].map(|cpu| schedule.period_ns(cpu, 5_000_000));
         assert_eq!(stand_for_ns, [Some(1_010_000), Some(806_451), None]);
         assert_eq!(schedule.period_ns(0, 999_999), None, "from before anything was known");

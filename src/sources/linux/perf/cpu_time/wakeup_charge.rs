@@ -1,7 +1,7 @@
-//! CPU time that a process is charged before its threads run, and the samples that get it.
+//! CPU time that a process is charged before its threads run, and samples that carry it.
 //!
-//! Input: measurements of intervals (`wakeup_latency.rs`), and the CPU time of each batch. Output: the part that the
-//! samples of the batch share, and stacks with weights for the rest. Nothing counts twice, and nothing is left out.
+//! Input: measurements of intervals (`wakeup_latency.rs`), and the CPU time of each batch. Output: the part that
+//! the samples of the batch share, and stacks with weights for the rest. All time counts exactly once.
 
 use std::collections::VecDeque;
 
@@ -9,50 +9,49 @@ use libc::pid_t;
 
 use crate::sources::Capture;
 
-/// Most stacks that are kept for a process.
+/// Maximum number of stacks kept per process.
 const STACKS_MAX: usize = 64;
-/// Stacks older than this many intervals show what the program did then: they are discarded, except for this many.
+/// Stacks older than this many intervals show outdated behavior: they are discarded, except for this many.
 const INTERVALS_KEPT: u64 = 4;
 const OLD_KEPT: usize = 4;
 
-/// A stack that a thread waited at.
+/// Stack of a thread that waited.
 #[derive(Debug)]
 struct WaitStack {
     tid: pid_t,
     capture: Box<Capture>,
-    /// The number of the interval in which it was copied.
+    /// Number of the interval in which it was copied.
     interval: u64,
 }
 
-/// Measurements of a process, and the time that is not yet weighed.
+/// Measurements of a process, and its time not yet weighed.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct WakeupCharge {
-    /// By the last interval, and by the one before.
+    /// The last interval, and the one before.
     intervals: [Interval; 2],
-    /// What was used in batches since the last interval was measured, and what of it was withheld as from before
-    /// threads ran.
+    /// CPU time of batches since the last measurement, and the part of it withheld as charged before threads ran.
     since_used_ns: u64,
     since_withheld_ns: u64,
-    /// What the samples of earlier batches were given too much, as a later interval showed; less than 0: too little.
+    /// Time overcharged to samples of earlier batches, as a later interval showed; negative if undercharged.
     overcharged_ns: i64,
-    /// Time that the stacks still have to weigh.
+    /// Time still to be weighed by the stacks.
     pending_charge_ns: u64,
     stacks: VecDeque<WaitStack>,
     next: usize,
-    /// The intervals so far.
+    /// Number of intervals so far.
     interval: u64,
-    /// The waits of the stacks are over; they weigh what is left.
+    /// Whether the waits of the stacks are over; the stacks then carry the rest.
     is_over: bool,
 }
 
-/// CPU time of a process in an interval, and how much of it was from before its threads ran.
+/// CPU time of a process in an interval, and the part of it charged before its threads ran.
 #[derive(Clone, Copy, Debug, Default)]
 struct Interval {
     used_ns: u64,
     before_ns: i64,
 }
 
-/// How much of this time was from before threads ran, by intervals.
+/// The part of this time charged before threads ran, by intervals.
 fn part_ns(used_ns: u64, intervals: &[Interval]) -> u64 {
     let all_ns: u64 = intervals.iter().map(|interval| interval.used_ns).sum();
     let before_ns: i64 = intervals.iter().map(|interval| interval.before_ns).sum();
@@ -61,7 +60,7 @@ fn part_ns(used_ns: u64, intervals: &[Interval]) -> u64 {
 }
 
 impl WakeupCharge {
-    /// Adds an interval. Programs change, so CPU time since the interval before is judged by both.
+    /// Adds an interval. Programs change, so CPU time since the previous interval is split by both.
     pub(in crate::sources::linux::perf) fn measure(&mut self, used_ns: u64, before_ns: i64) {
         self.interval += 1;
         let [last, _] = self.intervals;
@@ -92,8 +91,8 @@ impl WakeupCharge {
         }
     }
 
-    /// Takes from what was used in a batch the part from before threads ran, as the last interval shows it, and some
-    /// of what earlier batches were given too much; what is left.
+    /// Withholds from the CPU time of a batch the part charged before threads ran, by the last interval, and some
+    /// of the overcharge of earlier batches; returns the rest.
     pub(in crate::sources::linux::perf) fn withhold(&mut self, used_ns: u64) -> u64 {
         self.since_used_ns += used_ns;
         if self.stacks.is_empty() {
@@ -101,21 +100,21 @@ impl WakeupCharge {
         }
         let withheld_ns = part_ns(used_ns, &self.intervals[..1]);
         self.since_withheld_ns += withheld_ns;
-        // The samples of one batch do not pay for all.
+        // Samples of one batch do not pay for all.
         let left_ns = (used_ns - withheld_ns).cast_signed();
         let paid_ns = self.overcharged_ns.clamp(-left_ns / 4, left_ns / 4);
         self.overcharged_ns -= paid_ns;
         (left_ns - paid_ns).cast_unsigned()
     }
 
-    /// No interval comes any more, and no batch: what was withheld is as the last interval showed.
+    /// Finalizes without further intervals or batches: the withheld part is as the last interval showed.
     pub(in crate::sources::linux::perf) fn finalize(&mut self) {
         let withheld_ns = std::mem::take(&mut self.since_withheld_ns) + self.pending_charge_ns;
         let pending_charge_ns = withheld_ns.cast_signed() - std::mem::take(&mut self.overcharged_ns);
         self.pending_charge_ns = u64::try_from(pending_charge_ns).unwrap_or(0);
     }
 
-    /// A thread ends: removes its stacks. If no other thread waited, they weigh what is left until
+    /// Removes the stacks of an ended thread. If no other thread waited, they carry the rest until
     /// [`WakeupCharge::finish`].
     pub(in crate::sources::linux::perf) fn forget_thread(&mut self, tid: pid_t) {
         if self.stacks.iter().any(|one| one.tid != tid) {
@@ -125,7 +124,7 @@ impl WakeupCharge {
         }
     }
 
-    /// No thread waits any more where one did: it ran its last, or it runs another program.
+    /// Ends all waits: the last thread ended, or the process executed another program.
     pub(in crate::sources::linux::perf) fn end(&mut self) {
         if !self.stacks.is_empty() {
             self.finalize();
@@ -133,7 +132,7 @@ impl WakeupCharge {
         }
     }
 
-    /// All that [`WakeupCharge::next_charge`] gave was counted.
+    /// Notes that all charges of [`WakeupCharge::next_charge`] were counted.
     pub(in crate::sources::linux::perf) fn finish(&mut self) {
         if std::mem::take(&mut self.is_over) {
             self.stacks.clear();
@@ -146,7 +145,7 @@ impl WakeupCharge {
         period_ns: u64,
         last: bool,
     ) -> Option<(pid_t, &Capture, u64)> {
-        // What samples are still to pay for does not count yet: it would count twice if none came.
+        // Exclude time that samples still have to pay back: it would count twice if none came.
         let due_ns = self.pending_charge_ns.saturating_sub(u64::try_from(self.overcharged_ns).unwrap_or(0));
         let weight_ns = due_ns.min(period_ns);
         let last = last || self.is_over;
@@ -154,7 +153,7 @@ impl WakeupCharge {
             return None;
         }
         self.pending_charge_ns -= weight_ns;
-        // In turn: each was copied at as many switches as any other.
+        // In turn: each was copied at the same fraction of switches.
         self.next = (self.next + 1) % self.stacks.len();
         self.stacks.get(self.next).map(|one| (one.tid, &*one.capture, weight_ns))
     }
@@ -169,7 +168,7 @@ mod tests {
     const PERIOD_NS: u64 = 1_000_000;
 
     impl WakeupCharge {
-        /// A stack of each of these threads.
+        /// Adds a stack of each of these threads.
         fn have_waited(&mut self, tids: impl IntoIterator<Item = pid_t>) {
             for tid in tids {
                 self.add_stack(tid, Box::new(Capture::with_capacity(0)), |_| {});
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_of_what_a_program_does_no_more_go_when_there_are_new_ones() {
+    fn old_stacks_are_discarded_when_there_are_new_ones() {
         let mut of = WakeupCharge::default();
         of.have_waited(std::iter::repeat_n(1, 2 * STACKS_MAX));
         assert_eq!(of.stacks.len(), STACKS_MAX);
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_for_it_and_what_is_left_add_up_to_what_was_used() {
+    fn charges_and_the_rest_add_up_to_the_cpu_time() {
         for seed in 0..50 {
             let mut rng = Rng::new(seed);
             let mut of = WakeupCharge::default();
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_thread_that_waited_stands_for_what_is_left_when_it_ends() {
+    fn the_last_waiting_thread_carries_the_rest_when_it_ends() {
         let mut of = WakeupCharge::default();
         of.have_waited([1, 2]);
         of.measure(1_000_000, 250_000);
@@ -246,10 +245,10 @@ mod tests {
         assert!(of.stacks.is_empty() && of.withhold(70) == 70);
     }
 
-    /// Half of the time is from before threads run until a moment, none later, or the other way about: batches of
+    /// Half of the time is charged before threads run until some moment and none later, or vice versa: batches of
     /// 100 ms, an interval each 400.
     #[test]
-    fn what_changes_between_two_intervals_is_shared_among_both() {
+    fn a_change_between_two_intervals_is_split_between_both() {
         let used_ns = 100_000_000;
         for changes in 1..50 {
             for first in [true, false] {
@@ -266,7 +265,7 @@ mod tests {
                 }
                 of.finalize();
                 assert_eq!(left_ns + of.pending_charge_ns, 60 * used_ns);
-                // By the last interval alone it was up to twice as much.
+                // By the last interval alone the error was up to twice as much.
                 let off_ns = of.pending_charge_ns.abs_diff(truth_ns);
                 assert!(off_ns <= used_ns, "{changes}: {} instead of {truth_ns}", of.pending_charge_ns);
             }

@@ -1,16 +1,16 @@
 //! CPU time that the clock of a process counts before its threads run, and where they waited until then.
 //!
-//! The clock of a woken thread starts when its CPU is notified (kernel/sched/core.c, `wakeup_preempt`: the clock of
-//! the CPU stops from then on until it switches). An idle CPU takes some microseconds more to switch, in a virtual
-//! machine ten and more, and no tick can find the thread meanwhile. In programs that wait often that is a third of
-//! their CPU time; shared over the samples it would enlarge everything else.
+//! The clock of a woken thread starts when its CPU is notified (kernel/sched/core.c, `wakeup_preempt`: the clock
+//! of the CPU stops from then on until it switches). An idle CPU takes some microseconds more to switch, in a
+//! virtual machine ten and more, and no tick can find the thread meanwhile. In programs that wait often that is a
+//! third of their CPU time; shared by all samples it would inflate everything else.
 //!
-//! It is measured at intervals: for some milliseconds each CPU records its context switches, and the time for which
-//! threads of a process had a CPU is subtracted from what its clock counted. The stacks that are copied at some of
+//! It is measured at intervals: for some milliseconds each CPU records its context switches, and the time for
+//! which threads of a process had a CPU is subtracted from that counted by its clock. The stacks copied at some of
 //! these switches get the difference.
 //!
-//! Input: context switches and clocks. Output: which part of its CPU time a process had before it ran, and samples
-//! for it.
+//! Input: context switches and clocks. Output: the part of CPU time that a process is charged before it runs, and
+//! samples for it.
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -19,12 +19,12 @@ use super::super::buffers::Usage;
 use super::super::ring::record::{PerfRecord, Sample, SampleId};
 use crate::sources::Capture;
 
-/// An interval begins this often, nanoseconds.
+/// Distance of intervals, nanoseconds.
 const INTERVAL_EVERY_NS: u64 = 400_000_000;
-/// An interval lasts until about this many switches, by the rate of the one before. Each switch takes the program a
-/// microsecond or two more, and a server's latencies show intervals that are a tenth of the time.
+/// Target number of switches per interval, by the rate of the previous one. Each switch costs the program a
+/// microsecond or two, and a server's latencies reveal intervals that are a tenth of the time.
 const SWITCHES_WANTED: u64 = 256;
-/// Shortest interval, which is also the first, and longest.
+/// Minimum length of an interval, also the initial one, and maximum.
 const INTERVAL_MIN_NS: u64 = 4_000_000;
 const INTERVAL_MAX_NS: u64 = 45_000_000;
 
@@ -40,7 +40,7 @@ pub(super) type ClockReadings = HashMap<pid_t, ClockReading>;
 
 #[derive(Debug, Default)]
 enum IntervalState {
-    /// Nothing is measured.
+    /// No measurement.
     Off,
     #[default]
     Closed,
@@ -48,14 +48,14 @@ enum IntervalState {
         since_ns: u64,
         clocks: ClockReadings,
     },
-    /// Its records have not all been read.
+    /// Its records are not completely read.
     AwaitingRecords {
         began: ClockReadings,
         ended: ClockReadings,
     },
 }
 
-/// What to do with the events that record context switches.
+/// Action on the events that record context switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) enum IntervalAction {
     Open,
@@ -66,13 +66,13 @@ pub(in crate::sources::linux::perf) enum IntervalAction {
 /// The switches of a CPU in the interval.
 #[derive(Debug, Default)]
 struct OnCpu {
-    /// A switch was recorded.
+    /// Whether a switch was recorded.
     switched: bool,
-    /// Its process, and since when; before the first switch, the process that was sampled there.
+    /// Its process, and since when; before the first switch, the process sampled there.
     current: Option<(pid_t, u64)>,
-    /// When its last thread began to leave it.
+    /// When its last thread began to leave.
     leaving_ns: Option<u64>,
-    /// The stack of the thread that leaves it next.
+    /// The stack of the next thread to leave it.
     outgoing_stack: Option<(pid_t, Box<Capture>)>,
 }
 
@@ -86,13 +86,13 @@ pub(in crate::sources::linux::perf) struct WakeupLatency {
     /// Length of the next interval.
     interval_ns: u64,
     cpus: HashMap<u32, OnCpu>,
-    /// Process, from when and to when it had a CPU.
+    /// Process, start and end of its time on a CPU.
     on_cpu_spans: Vec<(pid_t, u64, u64)>,
     on_cpu_spans_usage: Usage,
     /// Where threads began to wait: process, thread, stack.
     #[allow(clippy::vec_box)]
     waits: Vec<(pid_t, pid_t, Box<Capture>)>,
-    /// Whether records of the interval were dropped.
+    /// Whether records of the interval were lost.
     dropped: bool,
 }
 
@@ -113,17 +113,17 @@ impl Default for WakeupLatency {
 }
 
 impl WakeupLatency {
-    /// Measures nothing.
+    /// A disabled measurement.
     pub(super) fn off() -> WakeupLatency {
         WakeupLatency { state: IntervalState::Off, ..WakeupLatency::default() }
     }
 
-    /// Measures nothing from now on: no event records switches.
+    /// Disables the measurement: no event records switches.
     pub(super) fn turn_off(&mut self) {
         self.state = IntervalState::Off;
     }
 
-    /// Reads a record of any kind; those of one CPU come in order. Returns the buffer of a stack that is not needed.
+    /// Reads a record of any kind; those of one CPU come in order. Returns a stack buffer that is not needed.
     pub(super) fn push_record(&mut self, id: SampleId, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
         match record {
             PerfRecord::SwitchIn { direct } => self.switched_in(id, *direct),
@@ -140,7 +140,7 @@ impl WakeupLatency {
         std::mem::take(&mut self.waits)
     }
 
-    /// When the open interval ends, if one is open (monotonic clock).
+    /// End of the open interval, if any (monotonic clock).
     pub(in crate::sources::linux::perf) fn ends_ns(&self) -> Option<u64> {
         match self.state {
             IntervalState::Open { since_ns, .. } => Some(since_ns + self.interval_ns),
@@ -148,7 +148,7 @@ impl WakeupLatency {
         }
     }
 
-    /// Whether switches are recorded now, or were recorded and have not been read.
+    /// Whether switches are being recorded, or recorded ones are not yet read.
     fn is_open(&self) -> bool {
         !matches!(self.state, IntervalState::Off | IntervalState::Closed)
     }
@@ -166,9 +166,9 @@ impl WakeupLatency {
         }
     }
 
-    /// A sample by the clock: its process has the CPU.
+    /// Handles a timer sample: its process has the CPU.
     fn sampled(&mut self, id: SampleId) {
-        // Its thread may have left since, if it is from before the interval.
+        // If the sample is older than the interval, its thread may have left since.
         if self.is_open() && self.last_ns.is_some_and(|began_ns| id.time_ns >= began_ns) {
             let on = self.cpus.entry(id.cpu).or_default();
             if !on.switched {
@@ -178,7 +178,7 @@ impl WakeupLatency {
     }
 
     /// `direct`: from another thread. The time of the switch counts for the new one (kernel/sched/core.c,
-    /// `__schedule`), and so do ticks in it: they come as soon as it runs.
+    /// `__schedule`), and so do ticks in it: they occur as soon as it runs.
     fn switched_in(&mut self, id: SampleId, direct: bool) {
         if self.is_open() {
             self.switches += 1;
@@ -188,8 +188,8 @@ impl WakeupLatency {
         }
     }
 
-    /// A thread leaves its CPU; its switch sample comes right before. Returns the buffer of a stack that is not
-    /// needed.
+    /// Handles a thread that leaves its CPU; its switch sample comes right before. Returns a stack buffer that is
+    /// not needed.
     fn switched_out(&mut self, id: SampleId, preempted: bool) -> Option<Box<Capture>> {
         if !self.is_open() {
             return None;
@@ -212,7 +212,7 @@ impl WakeupLatency {
         None
     }
 
-    /// A thread is about to leave its CPU, with this stack. Returns the buffer of a stack that is not needed.
+    /// Keeps the stack of a thread that is about to leave its CPU. Returns a stack buffer that is not needed.
     pub(super) fn copied(&mut self, id: SampleId, capture: Box<Capture>) -> Option<Box<Capture>> {
         if !self.is_open() {
             return Some(capture);
@@ -241,15 +241,15 @@ impl WakeupLatency {
         }
     }
 
-    /// Discards the interval: its events are closed.
+    /// Discards the interval because its events closed early.
     pub(in crate::sources::linux::perf) fn abandon(&mut self) {
         if self.is_open() {
             self.state = IntervalState::Closed;
         }
     }
 
-    /// For each process: what its clock counted in the interval, and the part before its threads ran, nanoseconds,
-    /// which may be negative since times are inexact. All records of the interval have been read.
+    /// For each process: its CPU time in the interval, and the part charged before its threads ran, nanoseconds,
+    /// possibly negative since times are inexact. Requires all records of the interval.
     pub(super) fn measured(&mut self) -> Vec<(pid_t, u64, i64)> {
         if !matches!(self.state, IntervalState::AwaitingRecords { .. }) {
             return Vec::new();
@@ -258,7 +258,7 @@ impl WakeupLatency {
             return Vec::new();
         };
         for on in self.cpus.values() {
-            // A CPU without a switch had one process throughout.
+            // A CPU without a switch ran one process throughout.
             self.on_cpu_spans.extend(on.current.map(|(pid, since_ns)| (pid, since_ns, u64::MAX)));
         }
         if self.dropped {

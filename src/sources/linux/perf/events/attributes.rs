@@ -13,7 +13,7 @@ use perf_event_open_sys::bindings::{
 use super::super::ring::registers;
 use super::options::{EventOptions, Scope, SwitchOptions};
 
-/// With switches at intervals, one in this many copies a stack: a prime, which is in step with nothing.
+/// With switches at intervals, one in this many copies a stack: a prime, to avoid aliasing.
 const SWITCHES_PER_STACK: u64 = 13;
 
 /// Attributes of the sampling clock, for a ring of this many bytes.
@@ -36,10 +36,10 @@ pub(super) fn attributes(options: EventOptions, ring_bytes: usize) -> perf_event
         clockid: libc::CLOCK_MONOTONIC,
         ..perf_event_attr::default()
     };
-    // One without a period samples nothing.
+    // An event without a period samples nothing.
     attributes.__bindgen_anon_1.sample_period =
         if options.samples_running() { options.period_ns() } else { 0 };
-    // The reader is woken before half of the ring is full, not for each sample.
+    // Wakes the reader before half of the ring is full, not for each sample.
     attributes.__bindgen_anon_2.wakeup_watermark = (ring_bytes / 4) as u32;
     attributes.set_watermark(1);
     attributes.set_disabled(1);
@@ -57,7 +57,7 @@ pub(super) fn attributes(options: EventOptions, ring_bytes: usize) -> perf_event
     attributes
 }
 
-/// Lets an event record programs, threads and images.
+/// Makes an event record exec, threads and mmap.
 pub(super) fn record_programs(attributes: &mut perf_event_attr) {
     attributes.set_mmap(1);
     attributes.set_mmap2(1);
@@ -66,7 +66,7 @@ pub(super) fn record_programs(attributes: &mut perf_event_attr) {
     attributes.set_task(1);
 }
 
-/// Of the event of a CPU that records programs and samples nothing.
+/// Attributes of the event of a CPU that records exec, threads and mmap, and samples nothing.
 pub(super) fn programs_attributes(options: EventOptions, ring_bytes: usize) -> perf_event_attr {
     let mut attributes = attributes(options, ring_bytes);
     attributes.config = PERF_COUNT_SW_DUMMY.into();
@@ -75,9 +75,9 @@ pub(super) fn programs_attributes(options: EventOptions, ring_bytes: usize) -> p
     attributes
 }
 
-/// Of the event that samples threads that leave their CPUs, and records each context switch. It counts in
-/// the thread that goes, in `schedule()` (kernel/events/core.c, `perf_event_task_sched_out`): in the
-/// kernel, so that only events that may see the kernel see it.
+/// Attributes of the event that samples threads leaving their CPUs, and records each context switch. It counts in
+/// the thread that leaves, in `schedule()` (kernel/events/core.c, `perf_event_task_sched_out`): in kernel mode, so
+/// only events that include the kernel see it.
 pub(super) fn switch_attributes(
     options: EventOptions,
     switches: SwitchOptions,
@@ -85,7 +85,7 @@ pub(super) fn switch_attributes(
 ) -> perf_event_attr {
     let mut attributes = attributes(options, ring_bytes);
     attributes.config = PERF_COUNT_SW_CONTEXT_SWITCHES.into();
-    // With it, each would be sampled whatever the period is (kernel/events/core.c, `perf_swevent_event`).
+    // With it, each would be sampled whatever the period (kernel/events/core.c, `perf_swevent_event`).
     attributes.sample_type &= !u64::from(PERF_SAMPLE_PERIOD);
     attributes.__bindgen_anon_1.sample_period =
         if options.switches.is_some() { 1 } else { SWITCHES_PER_STACK };

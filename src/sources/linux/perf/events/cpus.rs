@@ -1,4 +1,4 @@
-//! The CPUs that are online, and whether to open events for CPUs or for threads. Output: CPU numbers, [`Scope`].
+//! Online CPUs, and the choice between events for CPUs and for threads. Output: CPU numbers, [`Scope`].
 
 use std::fs;
 use std::io;
@@ -7,13 +7,13 @@ use libc::c_int;
 
 use super::options::Scope;
 
-/// More events than this are not opened for the threads of one process.
+/// Maximum number of events for the threads of one process.
 pub(super) const EVENTS_MAX: usize = 16_384;
-/// CPUs on which a timer may tick for the sake of a few threads.
+/// Maximum number of CPUs to tick for a few threads.
 pub(super) const CPUS_FOR_FEW_THREADS: usize = 16;
 
-/// Which scope fits: events of threads cost a timer for each switch between them, and a descriptor
-/// for each thread and CPU; events of CPUs let each CPU tick, those that nothing runs on, too.
+/// The suitable scope: events of threads cost a timer operation for each switch between them, and a descriptor per
+/// thread and CPU; events of CPUs make every CPU tick, including idle ones.
 pub(in crate::sources::linux::perf) fn scope_for(cpus: usize, threads: usize) -> Scope {
     if cpus > CPUS_FOR_FEW_THREADS && threads.saturating_mul(cpus) <= EVENTS_MAX && threads < cpus {
         Scope::Threads
@@ -22,22 +22,22 @@ pub(in crate::sources::linux::perf) fn scope_for(cpus: usize, threads: usize) ->
     }
 }
 
-/// The CPUs that are online, by number.
+/// The online CPUs, by number.
 pub(super) fn online_cpus() -> io::Result<Vec<c_int>> {
     let list = fs::read_to_string("/sys/devices/system/cpu/online")?;
     let cpus = cpu_list(&list);
     if cpus.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(cpus) }
 }
 
-/// How many CPUs are online, at least 1.
+/// Number of online CPUs, at least 1.
 pub(in crate::sources::linux::perf) fn cpu_count() -> usize {
     online_cpus().map_or(1, |cpus| cpus.len())
 }
 
-/// How many CPUs the kernel keeps values for: those that may come online, too.
+/// Number of CPUs that the kernel keeps values for, including those that may come online later.
 pub(in crate::sources::linux::perf) fn possible_cpu_count() -> io::Result<usize> {
     let list = fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    // Values are as many as the highest number says (include/linux/cpumask.h, `num_possible_cpus`).
+    // The number of values follows from the highest number (include/linux/cpumask.h, `num_possible_cpus`).
     let cpus = cpu_list(&list).len();
     if cpus == 0 { Err(io::ErrorKind::InvalidData.into()) } else { Ok(cpus) }
 }
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn few_threads_on_many_cpus_have_events_of_their_own_and_others_share_those_of_cpus() {
+    fn few_threads_on_many_cpus_use_thread_events_and_others_cpu_events() {
         assert_eq!(scope_for(2, 1), Scope::Cpus);
         assert_eq!(scope_for(2, 2_001), Scope::Cpus);
         assert_eq!(scope_for(64, 1), Scope::Threads);

@@ -1,28 +1,28 @@
-//! Threads with two sets of events: a thread that was started while events were being opened has inherited those of
-//! its creator, and gets its own, too.
+//! Threads with two sets of events: a thread that starts while events are being opened inherits those of its
+//! creator, and gets its own, too.
 //!
-//! Input: the thread that each event was opened for, and records. Output: which records count, and which threads'
-//! events to close. Each sample has the number of the event that was opened for its thread or for an ancestor. Of two
-//! sets, the one opened last is closed: threads that inherited the other one were listed then.
+//! Input: the thread that each event was opened for, and records. Output: which records count, and the threads
+//! with events to close. Each sample has the number of the event that was opened for its thread or for an
+//! ancestor. Of two sets, the one opened last is closed: threads that inherited the other one were listed then.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::ring::record::{PerfRecord, SampleId};
 
-/// Events of threads, and which threads are sampled by which.
+/// Events of threads, and the threads that each of them samples.
 #[derive(Debug, Default)]
 pub(super) struct DuplicateEvents {
-    /// By number of an event: the thread that it was opened for.
+    /// By event number: the thread that it was opened for.
     opened_for: HashMap<u64, pid_t>,
     /// By thread: an event that samples it, and the thread it was opened for.
     by: HashMap<pid_t, (u64, pid_t)>,
-    /// Threads whose events are duplicates.
+    /// Threads with duplicate events.
     too_many: Vec<pid_t>,
 }
 
 impl DuplicateEvents {
-    /// An event of this number was opened for a thread.
+    /// Records an event opened for a thread.
     pub(super) fn opened(&mut self, event: u64, tid: pid_t) {
         self.opened_for.insert(event, tid);
     }
@@ -36,7 +36,7 @@ impl DuplicateEvents {
                 self.by.remove(&id.tid);
                 return true;
             }
-            // Recorded twice, these change nothing.
+            // Duplicates of these are harmless.
             _ => return true,
         }
         let Some(opened_for) = self.opened_for.get(&event).copied().filter(|_| id.tid > 0) else {
@@ -46,14 +46,14 @@ impl DuplicateEvents {
         if by.1 == opened_for {
             return true;
         }
-        // Numbers grow (kernel/events/core.c, `perf_event_id`).
+        // Numbers ascend (kernel/events/core.c, `perf_event_id`).
         let first = (event, opened_for).min(*by);
         self.too_many.push((event, opened_for).max(*by).1);
         *by = first;
         false
     }
 
-    /// The threads whose own events have to be closed, each once.
+    /// Threads with duplicate events to be closed, each once.
     pub(super) fn too_many(&mut self) -> Vec<pid_t> {
         let mut too_many = std::mem::take(&mut self.too_many);
         too_many.sort_unstable();
@@ -79,7 +79,7 @@ mod tests {
         )
     }
 
-    /// Thread 7 has events 1 and 2, of two CPUs; 8 has inherited these, and 3 and 4 were opened for it.
+    /// Thread 7 has events 1 and 2, on two CPUs; 8 inherited these, and 3 and 4 were opened for it.
     fn two_sets() -> DuplicateEvents {
         let mut duplicates = DuplicateEvents::default();
         for (event, tid) in [(1, 7), (2, 7), (3, 8), (4, 8)] {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_sets_one_is_taken_and_the_later_one_closed() {
+    fn of_two_sets_the_later_one_is_closed() {
         for first in [1, 3] {
             let mut duplicates = two_sets();
             assert!(sample(&mut duplicates, 7, 1) && sample(&mut duplicates, 7, 2), "on each CPU");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_started_is_sampled_by_what_is_left() {
+    fn its_children_are_sampled_by_the_remaining_set() {
         let mut duplicates = two_sets();
         assert!(sample(&mut duplicates, 9, 3), "by those of 8");
         assert!(!sample(&mut duplicates, 9, 1), "and by those of 7");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_another_threads_begins_anew() {
+    fn a_reused_thread_number_starts_afresh() {
         let mut duplicates = two_sets();
         assert!(sample(&mut duplicates, 9, 1) && !sample(&mut duplicates, 9, 3));
         assert!(duplicates.is_accepted(SampleId { tid: 9, ..SampleId::default() }, 1, &PerfRecord::Exit));

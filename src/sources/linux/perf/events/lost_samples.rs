@@ -1,8 +1,8 @@
 //! Samples that did not fit into the ring of their CPU, by the kernel's count for each event (Linux 6.0,
-//! perf_event_open(2), `PERF_FORMAT_LOST`). Input: events whose rings were full. Output: lost samples by CPU.
+//! perf_event_open(2), `PERF_FORMAT_LOST`). Input: events with full rings. Output: lost samples by CPU.
 //!
-//! PERF_RECORD_LOST counts the records of all events of a ring together, and is written before the next record that
-//! fits: losses at the end of a recording are in none.
+//! PERF_RECORD_LOST counts the records of all events of a ring together, and is written before the next record
+//! that fits: losses at the end of a recording have none.
 //!
 //! The count of an event is read only if its ring was full, since reading it interrupts the CPU.
 
@@ -18,7 +18,7 @@ pub(super) struct LostSamples {
     /// By CPU: the count when it was read last.
     before: HashMap<u32, u64>,
     since: Vec<(u32, u64)>,
-    /// A count was read, and the kernel does not count lost records.
+    /// Whether a count was read and the kernel does not count lost records.
     uncounted: bool,
 }
 

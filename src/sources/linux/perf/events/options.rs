@@ -1,58 +1,58 @@
-//! Options of events: which processes, which rate, how many bytes of each stack.
+//! Event options: process scope, rate, stack size.
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Bytes of a stack that a record holds: multiples of 8, and a record with them has less than 64 KiB.
+/// Stack sizes in a record: multiples of 8, so that the record stays below 64 KiB.
 pub(in crate::sources::linux::perf) const STACK_BYTES: [u32; 5] =
     [4 << 10, 8 << 10, 16 << 10, 32 << 10, STACK_BYTES_MAX];
 pub(in crate::sources::linux::perf) const STACK_BYTES_MAX: u32 = 60 << 10;
 
-/// Bytes of the stacks at which threads leave their CPUs.
+/// Stack sizes at switches, where threads leave their CPUs.
 pub(in crate::sources::linux::perf) const SWITCH_STACK_BYTES: [u32; 6] =
     [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, STACK_BYTES_MAX];
 
 /// What events are opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) enum Scope {
-    /// All that runs on each CPU, sifted by the kernel.
+    /// Everything that runs on each CPU, filtered by the kernel.
     Cpus,
     /// The threads of the process.
     Threads,
 }
 
-/// How to sample.
+/// Sampling options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) struct EventOptions {
     pub(in crate::sources::linux::perf) scope: Scope,
-    /// Samples that fall into the kernel are taken, with the frames there.
+    /// Also samples kernel code, with its frames.
     pub(in crate::sources::linux::perf) kernel: bool,
     /// Samples per second of CPU time.
     pub(in crate::sources::linux::perf) hz: u32,
-    /// Stack bytes that are copied of each, by the event and, above [`STACK_BYTES_MAX`], by a program.
+    /// Stack size of a sample, copied by the event and, above [`STACK_BYTES_MAX`], by a BPF program.
     pub(in crate::sources::linux::perf) stack_bytes: u32,
-    /// The red zone is copied, too.
+    /// Also copies the red zone.
     pub(in crate::sources::linux::perf) red_zone: bool,
-    /// Ranges of deep stacks are read, too.
+    /// Also prefetches ranges of deep stacks.
     pub(in crate::sources::linux::perf) prefetch: bool,
-    /// How threads are sampled that leave their CPUs, if they are.
+    /// Sampling of threads that leave their CPUs, if enabled.
     pub(in crate::sources::linux::perf) switches: Option<SwitchOptions>,
 }
 
-/// How threads are sampled that leave their CPUs.
+/// Sampling of threads that leave their CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) struct SwitchOptions {
-    /// Stack bytes that are copied of each.
+    /// Stack size of a sample.
     pub(in crate::sources::linux::perf) stack_bytes: u32,
-    /// Nothing else is sampled.
+    /// Samples nothing else.
     pub(in crate::sources::linux::perf) alone: bool,
-    /// With the frames in the kernel, which it takes some time to find.
+    /// Includes kernel frames, which take the kernel some time.
     pub(in crate::sources::linux::perf) kernel_frames: bool,
-    /// Of many processes, whose files have to be read while they switch.
+    /// Samples many processes, with files to be read while they switch.
     pub(in crate::sources::linux::perf) many: bool,
 }
 
 impl SwitchOptions {
-    /// Of events that are enabled at intervals.
+    /// For events that are enabled at intervals.
     pub(super) fn at_intervals(options: EventOptions) -> SwitchOptions {
         SwitchOptions {
             stack_bytes: options.record_stack_bytes(),
@@ -69,17 +69,17 @@ impl EventOptions {
         SECOND_NS / u64::from(self.hz.max(1))
     }
 
-    /// Whether threads that run are sampled.
+    /// Whether running threads are sampled.
     pub(in crate::sources::linux::perf) fn samples_running(self) -> bool {
         !self.switches.is_some_and(|switches| switches.alone)
     }
 
-    /// Stack bytes that the event copies.
+    /// Stack bytes copied by the event.
     pub(in crate::sources::linux::perf) fn record_stack_bytes(self) -> u32 {
         self.stack_bytes.min(STACK_BYTES_MAX)
     }
 
-    /// Whether a program copies what lies above the bytes that the event copies.
+    /// Whether a BPF program copies the bytes above those copied by the event.
     pub(in crate::sources::linux::perf) fn needs_stack_tail(self) -> bool {
         self.stack_bytes > STACK_BYTES_MAX
     }

@@ -1,6 +1,6 @@
 //! Open events and their rings.
 //!
-//! Input: how and what to sample. Output: the records of the rings, how full these were, and lost samples.
+//! Input: what to sample, and options. Output: the records of the rings, fill levels, and lost samples.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -19,39 +19,39 @@ use super::rings::{RING_BYTES_MIN, is_limit, map_ring, ring_bytes_for};
 use super::thread_events::ThreadEvents;
 use super::tick_rates::{PERIODS_BETWEEN_CHANGES, TickRates};
 
-/// CPUs are polled for those that came or went this often, nanoseconds.
+/// Interval of polls for CPUs that came or went, nanoseconds.
 const CPUS_POLL_NS: u64 = 500_000_000;
 
 /// Open events and their rings. They stop when this is dropped.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Events {
-    /// Each ring and the event that it is mapped from.
+    /// Each ring, and the event it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
     /// The CPU of each ring.
     cpus: Vec<c_int>,
-    /// What the event of each ring had counted when the CPUs were polled last, and when that was.
+    /// Count of each ring's event at the last poll of CPUs, and the time of that poll.
     counted_ns: Vec<u64>,
     polled_ns: u64,
     lost: LostSamples,
-    /// Since [`Events::take_pressure`].
+    /// Pressure since [`Events::take_pressure`].
     pressure: Pressure,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
     /// Events of threads that write into the rings, without those of the first thread, which own the rings.
     threads: ThreadEvents,
-    /// Samples of the clock that are later do not count.
+    /// Timer samples after this time are ignored.
     until_ns: u64,
-    /// Those that record context switches at intervals, one for each CPU.
+    /// Events that record context switches at intervals, one per CPU.
     switches: Vec<OwnedFd>,
     options: EventOptions,
 }
 
 impl Events {
-    /// Opens what samples processes: on CPUs all that `filter` lets through, else those that are
-    /// listed. Nothing is sampled before [`Events::enable`].
+    /// Opens the events that sample processes: on CPUs everything that passes `filter`, otherwise the listed ones.
+    /// Nothing is sampled before [`Events::enable`].
     ///
     /// # Errors
-    /// What the kernel refused the first event or ring with.
+    /// The kernel's error for the first event or ring.
     pub(in crate::sources::linux::perf) fn open(
         pids: &[pid_t],
         filter: &SampleFilter,
@@ -79,8 +79,8 @@ impl Events {
         }
     }
 
-    /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
-    /// that all recordings of a user share.
+    /// Uses smaller rings if no more memory may be locked: without CAP_IPC_LOCK, all recordings of a user share a
+    /// limit.
     fn of_cpus(filter: &SampleFilter, options: EventOptions) -> io::Result<Events> {
         let mut ring_bytes =
             ring_bytes_for(cpu_count(), options.switches.is_some_and(|switches| switches.many));
@@ -97,7 +97,7 @@ impl Events {
         for cpu in online_cpus()? {
             let event = match sys::open(&attributes(options, ring_bytes), -1, cpu) {
                 Ok(event) => event,
-                // Coming or going just now: polled again (`cpus_changed`).
+                // The CPU comes or goes right now: the next poll notices (`cpus_changed`).
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
@@ -112,7 +112,7 @@ impl Events {
                 sys::write_into(&beside, &event)?;
                 events.others.push(beside);
             } else if options.kernel {
-                // Shares are right without it, but for time before threads run.
+                // Without it, shares are right except for time before threads run.
                 let beside = sys::open(
                     &switch_attributes(options, SwitchOptions::at_intervals(options), ring_bytes),
                     -1,
@@ -137,10 +137,10 @@ impl Events {
         if events.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(events) }
     }
 
-    /// Opens events for the threads of further processes. Those that have ended since have none.
+    /// Opens events for the threads of further processes, except those that have ended.
     ///
     /// # Errors
-    /// What the kernel refused one with.
+    /// The kernel's error for an event.
     pub(in crate::sources::linux::perf) fn add_processes(
         &mut self,
         pids: &[pid_t],
@@ -150,12 +150,12 @@ impl Events {
         pids.iter().try_for_each(|pid| threads.add_process(*pid, *options, filter, cpus, rings))
     }
 
-    /// How these events sample.
+    /// The sampling options of the events.
     pub(in crate::sources::linux::perf) fn options(&self) -> EventOptions {
         self.options
     }
 
-    /// CPU time of all threads with events, and of all that they started, since the events were enabled, nanoseconds:
+    /// CPU time of all threads with events, and of their descendants, since the events were enabled, nanoseconds:
     /// each event counts in the kernel, and keeps the counts of events that inherited it (kernel/events/core.c,
     /// `sync_child_event`).
     pub(in crate::sources::linux::perf) fn counted_ns(&self) -> u64 {
@@ -167,7 +167,7 @@ impl Events {
     /// Starts sampling.
     ///
     /// # Errors
-    /// What the kernel refused it with.
+    /// The kernel's error.
     pub(in crate::sources::linux::perf) fn enable(&self) -> io::Result<()> {
         self.all().try_for_each(sys::enable)
     }
@@ -178,7 +178,7 @@ impl Events {
     ///
     /// Each change restarts a period, which costs half of one; the mean compensates for that
     /// (`cpu_time/tick_schedule.rs`). Returns the new period of each CPU, nanoseconds; none for events of threads,
-    /// whose rate stays.
+    /// which keep their rate.
     pub(in crate::sources::linux::perf) fn randomize_periods(
         &self,
         rates: &mut TickRates,
@@ -191,16 +191,16 @@ impl Events {
             let cpu = cpu.unsigned_abs();
             let per_mille = rates.next_per_mille(cpu) + makes_up_per_mille;
             let period_ns = (self.options.period_ns() * 1000 / per_mille).max(CLOCK_PERIOD_MIN);
-            // It keeps its period if that fails.
+            // On failure it keeps its period.
             let _ = sys::set_period(event, period_ns);
             (cpu, period_ns)
         };
         self.cpus.iter().zip(&self.rings).map(&mut set_one).collect()
     }
 
-    /// Whether a CPU came or went, and may be back since: then the events have to be reopened. The event of a CPU
-    /// that went offline takes no more samples, which only its count shows. Events of threads are not polled: they
-    /// follow their threads.
+    /// Whether a CPU came or went, and possibly returned since: then the events have to be reopened. The event of
+    /// a CPU that went offline takes no more samples, which only its count shows. Events of threads are not
+    /// polled: they follow their threads.
     ///
     /// Polls at intervals; the first poll only sets the baseline.
     pub(in crate::sources::linux::perf) fn cpus_changed(&mut self, now_ns: u64) -> bool {
@@ -215,15 +215,14 @@ impl Events {
             || online_cpus().is_ok_and(|cpus| cpus != self.cpus)
     }
 
-    /// Lets the events that record context switches at intervals record them, or no longer. Returns whether there are
-    /// any.
+    /// Starts or stops the events that record context switches at intervals. Returns whether there are any.
     pub(in crate::sources::linux::perf) fn record_switches(&self, record: bool) -> bool {
         let turn = if record { sys::enable } else { sys::disable };
-        // If one fails, the interval lacks its CPU and has no figures.
+        // If one fails, the interval lacks its CPU and is discarded.
         self.switches.iter().map(turn).filter(Result::is_ok).count() == self.cpus.len()
     }
 
-    /// Stops sampling; the samples that were taken can still be read.
+    /// Stops sampling; samples already taken can still be read.
     pub(in crate::sources::linux::perf) fn disable(&self) {
         for event in self.switches.iter().chain(self.all().rev()) {
             // Fails only for an event that has ended.
@@ -231,13 +230,13 @@ impl Events {
         }
     }
 
-    /// Events that record exec and mmap come before those that sample.
+    /// All events, those that record exec and mmap before those that sample.
     fn all(&self) -> impl DoubleEndedIterator<Item = &OwnedFd> {
         let of_threads = self.threads.iter();
         self.others.iter().chain(self.rings.iter().map(|(_, event)| event)).chain(of_threads)
     }
 
-    /// Passes every record to `take`: those of one CPU in order, and one of each two that duplicate events record.
+    /// Passes every record to `take`: those of one CPU in order, without duplicates.
     pub(in crate::sources::linux::perf) fn drain(
         &mut self,
         scratch: &mut Vec<u8>,
@@ -278,17 +277,17 @@ impl Events {
         self.rings.iter().map(|(ring, _)| ring.data_bytes() as u64).sum()
     }
 
-    /// How full the fullest ring is now.
+    /// Current fill level of the fullest ring.
     pub(in crate::sources::linux::perf) fn fill_per_mille(&self) -> u32 {
         self.rings.iter().map(|(ring, _)| ring.fill().per_mille).max().unwrap_or(0)
     }
 
-    /// How full rings were since this was called before.
+    /// Fill levels of rings since the last call.
     pub(in crate::sources::linux::perf) fn take_pressure(&mut self) -> Pressure {
         std::mem::take(&mut self.pressure)
     }
 
-    /// Others sample from this time on (monotonic clock).
+    /// Ignores later samples: other events sample from this time on (monotonic clock).
     pub(in crate::sources::linux::perf) fn sample_until(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
@@ -309,7 +308,7 @@ mod tests {
     use super::*;
 
     const WORD_BYTES: usize = 8;
-    /// Far more than it takes until a thread that runs is sampled.
+    /// Far more than it takes until a running thread is sampled.
     const CPU_NS_MAX: u64 = 4_000_000_000;
 
     fn cpu_ns() -> u64 {
@@ -322,7 +321,7 @@ mod tests {
         link.file_name().unwrap().to_str().unwrap().parse().unwrap()
     }
 
-    /// A program that writes down whose each sample is.
+    /// A program that records the thread of each sample.
     fn program(ring: &ProgramRing) -> Vec<u64> {
         let mut program = CopyProgram::default();
         program.take_time();
@@ -332,14 +331,14 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_a_thread_and_of_those_that_it_starts_have_the_program_that_copies() {
+    fn samples_of_a_thread_and_its_descendants_run_the_copy_program() {
         let own = std::process::id().cast_signed();
         let mut filter = SampleFilter::of_process(own);
         let ring = ProgramRing::create(1 << 20, HEADER_BYTES + WORD_BYTES);
         let ring = ring.and_then(|ring| filter.copy(&program(&ring)).map(|()| ring));
         let mut ring = match ring {
             Ok(ring) => ring,
-            // The kernel refuses who may load no program.
+            // The kernel also refuses processes that may not load programs.
             Err(error) => {
                 assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
                 return assert!(!filter.is_loaded());

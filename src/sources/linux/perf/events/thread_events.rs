@@ -19,9 +19,9 @@ use super::options::EventOptions;
 use super::rings::{RING_BYTES_OF_EVERYBODY, map_ring};
 use crate::sources::linux::threads;
 
-/// Passes over a list of threads or processes until one finds nothing new.
+/// Maximum number of passes over a list of threads or processes until one finds nothing new.
 pub(in crate::sources::linux::perf) const MAX_PASSES: u32 = 8;
-/// Why there are too few events.
+/// Reason for refusing to open more events.
 const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
                                sudo, with which it takes one for each CPU";
 
@@ -29,12 +29,12 @@ const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU
 #[derive(Debug)]
 struct ThreadEvent {
     tid: pid_t,
-    /// It samples by the clock; the others record context switches.
+    /// Whether it samples by the timer; others record context switches.
     is_clock: bool,
     event: OwnedFd,
 }
 
-/// Events of threads beside those of the first one, which have the rings.
+/// Events of threads other than the first one, which has the rings.
 #[derive(Debug, Default)]
 pub(super) struct ThreadEvents {
     events: Vec<ThreadEvent>,
@@ -42,7 +42,7 @@ pub(super) struct ThreadEvents {
 }
 
 impl ThreadEvents {
-    /// Opens events for the threads of a process. Those that have ended since have none.
+    /// Opens events for the threads of a process, except those that have ended.
     pub(super) fn add_process(
         &mut self,
         pid: pid_t,
@@ -84,12 +84,12 @@ impl ThreadEvents {
         let first = rings.is_empty();
         let bytes = RING_BYTES_OF_EVERYBODY;
         let mut clock = attributes(options, bytes);
-        // An event more for each thread would be too many.
+        // A separate event per thread would be too many.
         record_programs(&mut clock);
         let switches = options.switches.map(|switches| switch_attributes(options, switches, bytes));
         for (at, cpu) in cpus.iter().enumerate() {
             let event = sys::open(&clock, tid, *cpu)?;
-            // Events that are inherited from it have the program, too (kernel/events/core.c, `perf_event_alloc`).
+            // Inherited events also have the program (kernel/events/core.c, `perf_event_alloc`).
             filter.attach_copy(&event);
             self.duplicates.opened(sys::number(&event)?, tid);
             if first {
@@ -106,7 +106,7 @@ impl ThreadEvents {
         Ok(())
     }
 
-    /// Lets an event of the CPU of this ring write into it.
+    /// Redirects an event into the ring of its CPU.
     fn write_into_ring(&mut self, ring: Option<&(Ring, OwnedFd)>, one: ThreadEvent) -> io::Result<()> {
         if let Some((_, ring_of)) = ring {
             sys::write_into(&one.event, ring_of)?;
@@ -120,19 +120,19 @@ impl ThreadEvents {
         self.duplicates.is_accepted(id, event, record)
     }
 
-    /// Closes the events of threads that have two sets, with all that were inherited from them.
+    /// Closes the events of threads with two sets, and all events inherited from them.
     pub(super) fn close_duplicates(&mut self) {
         for tid in self.duplicates.too_many() {
             self.events.retain(|one| one.tid != tid);
         }
     }
 
-    /// The events.
+    /// All events.
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &OwnedFd> {
         self.events.iter().map(|one| &one.event)
     }
 
-    /// Those that sample by the clock.
+    /// Events that sample by the timer.
     pub(super) fn clocks(&self) -> impl Iterator<Item = &OwnedFd> {
         self.events.iter().filter(|one| one.is_clock).map(|one| &one.event)
     }

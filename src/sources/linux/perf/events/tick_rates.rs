@@ -1,5 +1,5 @@
-//! Rates of the ticks of each CPU: random around the requested one, drawn again and again. Input: a CPU. Output: its
-//! next rate. Why: `docs/decisions/kernel-samples.md`.
+//! Tick rates of CPUs: random around the requested one, redrawn repeatedly. Input: a CPU. Output: its next rate.
+//! Rationale: `docs/decisions/kernel-samples.md`.
 
 use hashbrown::HashMap;
 
@@ -8,14 +8,14 @@ use crate::rng::Rng;
 /// Periods of the requested rate between two changes. Each change restarts a period, which costs half of one.
 pub(in crate::sources::linux::perf) const PERIODS_BETWEEN_CHANGES: u64 = 50;
 
-/// Largest difference of a rate from the requested one, per mille.
+/// Maximum deviation from the requested rate, per mille.
 const SPREAD_PER_MILLE: u64 = 250;
 
 /// Draws the rates of CPUs.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct TickRates {
     random: Rng,
-    /// The opposite of the last draw of each CPU, unless it has been used.
+    /// The complement of the last draw of each CPU, unless already used.
     pending: HashMap<u32, u64>,
 }
 
@@ -24,8 +24,8 @@ impl TickRates {
         TickRates { random: Rng::new(seed), pending: HashMap::new() }
     }
 
-    /// The next rate of a CPU, per mille of the requested one. Every second draw is the opposite of the one before:
-    /// their mean is the requested rate.
+    /// The next rate of a CPU, per mille of the requested one. Every second draw is the complement of the previous
+    /// one, so that their mean is the requested rate.
     pub(in crate::sources::linux::perf) fn next_per_mille(&mut self, cpu: u32) -> u64 {
         self.pending.remove(&cpu).unwrap_or_else(|| {
             let above = self.random.next() % (2 * SPREAD_PER_MILLE + 1);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_rates_of_a_cpu_are_together_what_was_asked_for_and_no_cpu_follows_another() {
+    fn pairs_of_rates_average_to_the_requested_one_and_cpus_are_independent() {
         let mut rates = TickRates::new(5);
         let pairs: Vec<[u64; 4]> =
             (0..200).map(|_| [0, 1, 0, 1].map(|cpu| rates.next_per_mille(cpu))).collect();

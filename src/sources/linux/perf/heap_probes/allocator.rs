@@ -1,13 +1,14 @@
-//! Which allocator a process uses, and where its functions are: offsets in the file that has them.
+//! The allocator of a process and the file offsets of its functions.
 //!
-//! A program's own definition of `malloc` comes before those of libraries, and a library that is not the C library before
-//! that: so the dynamic loader resolves the name, of preloaded libraries and of those that the program was linked with.
+//! A definition of `malloc` in the program takes precedence over libraries, and another library over the C
+//! library: the resolution order of the dynamic loader, for preloaded libraries and for those linked with the
+//! program.
 
 use crate::binary::elf::{Elf, entries};
 use crate::binary::{ImageBytes, Mapping, MappingKind};
 use crate::sources::allocator::Role;
 
-/// The functions of an allocator, by the names of C.
+/// Allocator functions, by their C names.
 const FUNCTIONS: [(&str, Role); 6] = [
     ("malloc", Role::Allocate { bytes: 0 }),
     ("calloc", Role::AllocateItems { count: 0, bytes: 1 }),
@@ -17,7 +18,7 @@ const FUNCTIONS: [(&str, Role); 6] = [
     ("free", Role::Free { block: 0 }),
 ];
 
-/// Without these, blocks come or go unseen.
+/// Functions without which blocks would appear or disappear unseen.
 const NEEDED: [usize; 2] = [0, 5];
 
 /// File names of C libraries.
@@ -27,7 +28,7 @@ const C_LIBRARIES: [&str; 3] = ["libc.so", "libc-", "ld-musl"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AllocatorFunction {
     pub(super) role: Role,
-    /// Of its first instruction in the file.
+    /// File offset of its first instruction.
     pub(super) file_offset: u64,
     pub(super) bytes: u64,
 }
@@ -35,7 +36,7 @@ pub(super) struct AllocatorFunction {
 /// The allocator of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Allocator {
-    /// Code of the file that has it.
+    /// Mapping of its code.
     pub(super) mapping: Mapping,
     pub(super) functions: Vec<AllocatorFunction>,
 }
@@ -65,7 +66,7 @@ impl Allocator {
         })
     }
 
-    /// Whether code of one of its functions is at an address of the process.
+    /// Whether an address of the process is in one of its functions.
     pub(super) fn contains(&self, avma: u64) -> bool {
         let Some(distance) = avma.checked_sub(self.mapping.avma.start.0) else { return false };
         let offset = self.mapping.file_offset.wrapping_add(distance);
@@ -86,7 +87,7 @@ fn functions(file: &[u8]) -> Option<Vec<AllocatorFunction>> {
     for ((_, role), entry) in FUNCTIONS.iter().zip(found) {
         let Some(entry) = entry else { continue };
         let file_offset = elf.file_offset_of(entry.svma)?;
-        // Two names of one function.
+        // Aliases of one function count once.
         if functions.iter().all(|known| known.file_offset != file_offset) {
             functions.push(AllocatorFunction { role: *role, file_offset, bytes: entry.bytes });
         }
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_library_before_the_c_library_is_the_allocator() {
-        // Any C library of this system: it has the functions, whatever it is called.
+        // Any C library of this system has the functions, whatever its name.
         let library = std::fs::read_to_string("/proc/self/maps").unwrap();
         let library = library.lines().filter_map(|line| line.split_whitespace().nth(5));
         let library = library
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn code_of_the_functions_is_told_from_other_code() {
+    fn code_of_the_functions_is_distinguished_from_other_code() {
         let function = AllocatorFunction { role: Role::Free { block: 0 }, file_offset: 0x40, bytes: 0x20 };
         let allocator = Allocator { mapping: mapping("/lib/libc.so.6", 2), functions: vec![function] };
         let inside = [0x203f, 0x2040, 0x205f, 0x2060, 0x40].map(|avma| allocator.contains(avma));

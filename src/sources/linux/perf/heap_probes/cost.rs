@@ -1,9 +1,9 @@
-//! What a probe costs the thread that runs into it, measured on this process.
+//! Cost of a probe to the thread that hits it, measured on this process.
 //!
-//! Input: the programs that probes run; output: nanoseconds of a call, of this machine and kernel. What the kernel does for the
-//! instruction under a probe depends on it: a `push` it emulates, others it runs in a single step
-//! (arch/x86/kernel/uprobes.c), which takes many times as long on a virtual machine. The function here begins with one of those,
-//! as `free` of glibc does.
+//! Input: the programs run by probes; output: nanoseconds per call, on this machine and kernel. The cost depends
+//! on the instruction under the probe: the kernel emulates a `push` and single-steps others
+//! (arch/x86/kernel/uprobes.c), which takes many times as long on a virtual machine. The function here begins with
+//! one of those, like `free` of glibc.
 #![allow(unsafe_code)]
 
 use super::super::clocks::thread_cpu_ns;
@@ -15,11 +15,11 @@ use crate::sources::linux::images::Maps;
 use std::hint::black_box;
 use std::io;
 
-/// Calls of each measurement: some milliseconds.
+/// Calls per measurement: some milliseconds.
 const CALLS: u32 = 2000;
 
-/// What is called and probed. Its argument is in the register of a function's first one: no bytes.
-// SAFETY: the instructions are a whole function of the C ABI: they change rax only, and return.
+/// The probed function. Its argument is in the register of the first one, the number of bytes: none.
+// SAFETY: the instructions are a complete function of the C ABI: they change only rax, and return.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn probed(bytes: u64) -> u64 {
@@ -32,20 +32,20 @@ extern "C" fn probed(bytes: u64) -> u64 {
     black_box(bytes)
 }
 
-/// What a probe costs.
+/// Cost of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux) struct ProbeCost {
-    /// At a function's entry, nanoseconds, where its instruction is run in a single step.
+    /// At a function's entry, with a single-stepped instruction, nanoseconds.
     pub(in crate::sources::linux) entry_ns: u64,
-    /// Where it returns, nanoseconds.
+    /// At a function's return, nanoseconds.
     pub(in crate::sources::linux) return_ns: u64,
 }
 
 impl ProbeCost {
-    /// Measures it.
+    /// Measures the cost.
     ///
     /// # Errors
-    /// What the kernel says to the first probe: that of the target would be refused, too.
+    /// The kernel's error for the first probe: a probe in the target would be refused, too.
     pub(super) fn measure(shared: Shared) -> io::Result<ProbeCost> {
         measure(shared)
     }
@@ -73,7 +73,7 @@ fn measure(shared: Shared) -> io::Result<ProbeCost> {
     })
 }
 
-/// CPU time of this thread: what interrupts it is no part of the cost.
+/// CPU time of this thread: interrupts are not part of the cost.
 fn time_calls() -> u64 {
     let begun_ns = thread_cpu_ns();
     for _ in 0..CALLS {

@@ -1,17 +1,17 @@
-//! Allocations of a running process, sampled by uprobes at the functions of its allocator.
+//! Allocations of a running process, sampled by uprobes on the functions of its allocator.
 //!
-//! Input: a process; output: sampled blocks with the registers and the stack of the call, and those of them that are freed.
-//! Every call of the allocator runs into a probe, whether it is sampled or not, so the cost is measured before the first
-//! one ([`HeapProbes::cost`]), and [`HeapProbes::held_ns`] adds it up. The kernel removes all probes when
-//! this is dropped or when this process ends, however it ends. Blocks that were allocated before are not known; child
-//! processes are not followed.
+//! Input: a process; output: sampled blocks with the registers and the stack of the call, and frees of these
+//! blocks. Every allocator call hits a probe, sampled or not, so the cost is measured before the first one
+//! ([`HeapProbes::cost`]) and accumulated by [`HeapProbes::held_ns`]. The kernel removes all probes when this is
+//! dropped or when this process ends in any way. Earlier allocations are unknown; child processes are not
+//! followed.
 //!
 //! | file | |
 //! |---|---|
-//! | `allocator` | whose functions are probed |
-//! | `programs` | what runs in the kernel at a probe |
-//! | `probe` | setting one |
-//! | `cost` | what one costs |
+//! | `allocator` | the functions to probe |
+//! | `programs` | the BPF programs at the probes |
+//! | `probe` | setting a probe |
+//! | `cost` | cost of a probe |
 //! | `thread_registers` | registers in the records of programs |
 
 mod allocator;
@@ -40,37 +40,37 @@ pub(in crate::sources::linux) use cost::ProbeCost;
 use probe::Probe;
 use programs::Shared;
 
-/// Bytes of the ring: some hundreds of sampled calls.
+/// Size of the ring: some hundreds of sampled calls.
 const RING_BYTES: usize = 8 << 20;
-/// Calls that have not returned: one of each thread.
+/// Maximum number of calls in progress: one per thread.
 const CALLS_MAX: u32 = 32_768;
-/// Sampled blocks that are not freed.
+/// Maximum number of sampled live blocks.
 const BLOCKS_MAX: u32 = 1 << 20;
 
-/// What happened to a sampled block.
+/// Event of a sampled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux) enum HeapSample {
-    /// It was allocated; the capture belongs to the call.
+    /// An allocation, with the capture of the call.
     Allocated {
-        /// Who called.
+        /// The calling thread.
         thread: ThreadId,
-        /// When (monotonic clock), nanoseconds.
+        /// Time (monotonic clock), nanoseconds.
         at_ns: u64,
         /// Address of the block.
         block: u64,
-        /// Bytes that were asked for.
+        /// Requested size.
         bytes: u64,
     },
-    /// It was freed.
+    /// A free.
     Freed {
-        /// When (monotonic clock), nanoseconds.
+        /// Time (monotonic clock), nanoseconds.
         at_ns: u64,
         /// Address of the block.
         block: u64,
     },
 }
 
-/// A sampled call that has not returned.
+/// A sampled call in progress.
 #[derive(Debug)]
 struct Call {
     at_ns: u64,
@@ -78,9 +78,9 @@ struct Call {
     capture: Capture,
 }
 
-/// The probes in a process, and what they have recorded.
+/// The probes in a process, and their records.
 pub(in crate::sources::linux) struct HeapProbes {
-    /// They are removed before what their programs use is.
+    /// Dropped before the data of their programs.
     probes: Vec<Probe>,
     allocator: Allocator,
     states: CpuArray,
@@ -93,10 +93,10 @@ pub(in crate::sources::linux) struct HeapProbes {
 }
 
 impl HeapProbes {
-    /// Sets probes in a process, whose allocations are sampled every `every_bytes` in the mean (1: all).
+    /// Sets probes in a process, sampling its allocations every `every_bytes` on average (1: all).
     ///
     /// # Errors
-    /// [`ErrorKind::Attach`]: what the kernel refuses, or that no allocator is found.
+    /// [`ErrorKind::Attach`] if the kernel refuses, or no allocator is found.
     pub(in crate::sources::linux) fn open(pid: u32, every_bytes: u64) -> Result<HeapProbes> {
         let failed =
             |why: String| Error::new(ErrorKind::Attach, format!("cannot follow the heap of {pid}: {why}"));
@@ -117,7 +117,7 @@ impl HeapProbes {
         let intervals = Array::create(8 * programs::INTERVALS, false)?;
         intervals.put(&intervals_list.iter().copied().flat_map(u64::to_ne_bytes).collect::<Vec<u8>>())?;
         let states = CpuArray::create(programs::STATE_BYTES, cpus)?;
-        // Nothing is sampled before all probes are set, one after the other.
+        // Nothing is sampled until all probes are set, one after another.
         states.put(&[0, i64::MAX.cast_unsigned(), 0, 0].map(u64::to_ne_bytes).concat().repeat(cpus))?;
         let ring = ProgramRing::create(RING_BYTES, programs::CALL_BYTES)?;
         let maps = [bpf_sys::create_map(CALLS_MAX)?, bpf_sys::create_address_map(BLOCKS_MAX)?];
@@ -154,19 +154,19 @@ impl HeapProbes {
         Ok(opened)
     }
 
-    /// The path of the file that has the allocator, as the process sees it.
+    /// Path of the allocator's file, as seen by the process.
     #[must_use]
     pub(in crate::sources::linux) fn allocator(&self) -> &str {
         &self.allocator.mapping.path
     }
 
-    /// What a call takes longer by its probes, as it was measured.
+    /// Measured cost of the probes per call.
     #[must_use]
     pub(in crate::sources::linux) fn cost(&self) -> ProbeCost {
         self.cost
     }
 
-    /// How long threads of the process were held by probes so far, by the measured cost, nanoseconds.
+    /// Total time that threads of the process spent in probes, by the measured cost, nanoseconds.
     #[must_use]
     pub(in crate::sources::linux) fn held_ns(&self) -> u64 {
         let ProbeCost { entry_ns, return_ns } = self.cost;
@@ -174,25 +174,25 @@ impl HeapProbes {
         entries.saturating_mul(entry_ns).saturating_add(returns.saturating_mul(return_ns))
     }
 
-    /// Records that found no room so far.
+    /// Records lost for lack of room so far.
     #[must_use]
     pub(in crate::sources::linux) fn lost(&self) -> u64 {
         self.total(programs::LOST)
     }
 
-    /// A number of all CPUs together.
+    /// Sum of a counter over all CPUs.
     fn total(&self, number: i16) -> u64 {
         let values = self.states.get().unwrap_or_default();
         let of_cpu = |state: &[u8]| word(state, number as usize).unwrap_or(0);
         values.chunks_exact(programs::STATE_BYTES).map(of_cpu).sum()
     }
 
-    /// Removes the probes: the process pays nothing from now on.
+    /// Removes the probes, and with them the cost to the process.
     pub(in crate::sources::linux) fn remove(&mut self) {
         self.probes.clear();
     }
 
-    /// Gives `take` what was recorded since the last time, in order for each block.
+    /// Passes new records to `take`, in order for each block.
     pub(in crate::sources::linux) fn drain(&mut self, mut take: impl FnMut(HeapSample, &Capture)) {
         let HeapProbes { ring, calls, spare, allocator, .. } = self;
         let none = Capture::with_capacity(0);
@@ -202,7 +202,7 @@ impl HeapProbes {
                 programs::CALLED => {
                     let mut capture = spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
                     let is_read = fill(&mut capture, record, header.stack_bytes).is_some();
-                    // What an allocator does by another of its functions is one call.
+                    // A call from another function of the allocator is part of the outer call.
                     if is_read && !returns_to(&capture).is_some_and(|at| allocator.contains(at)) {
                         let call = Call { at_ns: header.at_ns, bytes: header.bytes, capture };
                         spare.extend(calls.insert(header.thread, call).map(|before| before.capture));
@@ -230,7 +230,7 @@ impl HeapProbes {
     }
 }
 
-/// The words that all records have.
+/// The words common to all records.
 struct Header {
     kind: u64,
     at_ns: u64,
@@ -257,7 +257,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-/// Makes a capture of the registers and the stack in a record.
+/// Fills a capture with the registers and the stack of a record.
 fn fill(capture: &mut Capture, record: &[u8], stack_bytes: usize) -> Option<()> {
     capture.reset();
     capture.registers = thread_registers::read(record.get(programs::REGISTERS..programs::STACK)?)?;
@@ -267,7 +267,7 @@ fn fill(capture: &mut Capture, record: &[u8], stack_bytes: usize) -> Option<()> 
     Some(())
 }
 
-/// The return address of the function at whose entry a capture was made.
+/// The return address of a function, from a capture at its entry.
 fn returns_to(capture: &Capture) -> Option<u64> {
     match &capture.registers {
         Registers::Aarch64(aarch64) => Some(aarch64.x[crate::arch::Aarch64::LR]),
@@ -275,7 +275,7 @@ fn returns_to(capture: &Capture) -> Option<u64> {
     }
 }
 
-/// The first state of each CPU: it is in the middle of an interval, which has no memory.
+/// Initial state of each CPU: in the middle of an interval, since these are memoryless.
 fn first_states(intervals: &[u64], cpus: usize) -> Vec<u8> {
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut random = crate::rng::Rng::new(seed.map_or(1, |time| time.as_nanos() as u64));
@@ -283,7 +283,7 @@ fn first_states(intervals: &[u64], cpus: usize) -> Vec<u8> {
     (0..cpus).flat_map(state).collect()
 }
 
-/// The allocator of a process; why there is none.
+/// The allocator of a process, or the reason for finding none.
 fn find_allocator(pid: pid_t) -> std::result::Result<Allocator, String> {
     let mut maps = Maps::default();
     let mut mappings: Vec<Mapping> = Vec::new();

@@ -1,6 +1,6 @@
-//! Uprobes: an instruction of a file, in one process, that runs a program in the kernel.
+//! Uprobes: an instruction of a file that, in one process, runs a BPF program.
 //!
-//! Source of facts: perf_event_open(2) (`uprobe`, `config1` the path, `config2` the offset in the file), and
+//! Sources: perf_event_open(2) (`uprobe`, `config1` the path, `config2` the offset in the file), and
 //! Documentation/trace/uprobetracer.rst.
 
 use std::ffi::CString;
@@ -15,20 +15,20 @@ use super::super::bpf::bpf_sys::{self, ProgramKind};
 use super::super::ring::sys;
 use crate::binary::Mapping;
 
-/// The file behind a mapping of a process, by a path that leads to nothing else (proc_pid_map_files(5)).
+/// The file of a process's mapping, by an unambiguous path (proc_pid_map_files(5)).
 pub(super) fn mapped_file(pid: pid_t, mapping: &Mapping) -> String {
     format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0)
 }
 
-/// A probe. It is removed when this is dropped, or when this process ends.
+/// A probe, removed when this is dropped or this process ends.
 #[derive(Debug)]
 pub(super) struct Probe(#[allow(dead_code, reason = "it is held, not read")] OwnedFd);
 
 impl Probe {
-    /// Sets a probe in the memory of one process. At a function's entry, or where it returns if `returns`.
+    /// Sets a probe in the memory of one process, at a function's entry, or at its return if `returns`.
     ///
     /// # Errors
-    /// What the kernel says: EACCES without CAP_PERFMON, ENOENT where it has no uprobes.
+    /// The kernel's error: EACCES without CAP_PERFMON, ENOENT without uprobes.
     pub(super) fn set(
         pid: pid_t,
         file: &str,
@@ -53,7 +53,7 @@ impl Probe {
     }
 }
 
-/// The number that this kernel has for events at uprobes.
+/// The event type of uprobes on this kernel.
 fn kind() -> io::Result<u32> {
     let text = fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
     text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())

@@ -1,9 +1,9 @@
-//! What programs in the kernel do at the probes of an allocator: one at the entry of each function, one where it returns.
+//! BPF programs at the probes of an allocator: one at the entry of each function, one at its return.
 //!
-//! Input: descriptors of maps and of a ring; output: eBPF instructions. An allocation is sampled by its bytes: each CPU
-//! counts down from a random number of bytes, exponential with the mean that was asked for, and samples the allocation that
-//! reaches 0. Its record has the registers and the stack of the call; a second record has the block, when the call
-//! returns. Blocks that were sampled are in a map, where frees of others end.
+//! Input: descriptors of maps and of a ring; output: eBPF instructions. Allocations are sampled by size: each CPU
+//! counts down from a random number of bytes, exponential with the requested mean, and samples the allocation that
+//! reaches 0. Its record has the registers and the stack of the call; a second record has the block, once the call
+//! returns. A map holds the sampled blocks; frees of other blocks stop there.
 
 use super::super::bpf::filter_program::{CONTEXT, TID, observer};
 use super::super::bpf::instructions::{
@@ -16,13 +16,13 @@ use super::super::bpf::memory_copies::CopyProgram;
 use super::thread_registers::{self, RESULT_OFFSET, SP_OFFSET, argument_offset};
 use crate::sources::allocator::Role;
 
-/// Random intervals that programs choose from: a power of two.
+/// Number of random intervals for programs to choose from: a power of two.
 pub(super) const INTERVALS: usize = 4096;
-/// Bytes of stack in a record: the sum of these pieces, each read whole or not at all.
+/// Stack bytes in a record: the sum of these pieces, each read whole or not at all.
 const STACK_PIECES: [i32; 7] = [8192, 4096, 2048, 1024, 512, 256, 128];
 pub(super) const STACK_BYTES: usize = 16256;
 
-/// A record is words of 8 bytes: what it is, time, thread, block, bytes, bytes of stack; then registers, then the stack.
+/// A record is 8-byte words: kind, time, thread, block, bytes, bytes of stack; then registers, then the stack.
 pub(super) const KIND: usize = 0;
 pub(super) const TIME: usize = 8;
 pub(super) const THREAD: usize = 16;
@@ -33,49 +33,49 @@ pub(super) const REGISTERS: usize = 48;
 pub(super) const STACK: usize = REGISTERS + 8 * thread_registers::COUNT;
 pub(super) const CALL_BYTES: usize = STACK + STACK_BYTES;
 
-/// Kinds of records: a sampled call, its block, and a block that was sampled and is freed.
+/// Kinds of records: a sampled call, its block, the free of a sampled block.
 pub(super) const CALLED: u64 = 1;
 pub(super) const RETURNED: u64 = 2;
 pub(super) const FREED: u64 = 3;
 
-/// What each CPU keeps: probes hit at entries, bytes until the next sample, records that found no room, probes hit at
-/// returns.
+/// State of each CPU: probe hits at entries, bytes until the next sample, records lost for lack of room, probe
+/// hits at returns.
 pub(super) const ENTRIES: i16 = 0;
 pub(super) const LEFT: i16 = 8;
 pub(super) const LOST: i16 = 16;
 pub(super) const RETURNS: i16 = 24;
 pub(super) const STATE_BYTES: usize = 32;
 
-/// Places on the program's stack, relative to r10.
+/// Offsets on the program's stack, relative to r10.
 const ZERO: i16 = -16;
 const KEY: i16 = -24;
 const VALUE: i16 = -32;
 const STATE: i16 = -40;
 
-/// The descriptors of what programs share.
+/// Descriptors shared by the programs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shared {
-    /// What each CPU keeps, [`STATE_BYTES`] under key 0.
+    /// State of each CPU, [`STATE_BYTES`] under key 0.
     pub(super) states: i32,
-    /// [`INTERVALS`] numbers of bytes.
+    /// [`INTERVALS`] sampling intervals, in bytes.
     pub(super) intervals: i32,
-    /// By thread: the bytes of a sampled call that has not returned.
+    /// By thread: size requested by a sampled call in progress.
     pub(super) calls: i32,
-    /// By address: sampled blocks that are not freed.
+    /// By address: sampled live blocks.
     pub(super) blocks: i32,
     pub(super) ring: i32,
     /// Device and inode of the PID namespace.
     pub(super) namespace: (u64, u64),
 }
 
-/// Builds one of the programs. r6 has the context; the state of the CPU is at [`STATE`].
+/// Builds one of the programs. r6 holds the context; the state of the CPU is at [`STATE`].
 struct Builder {
     shared: Shared,
     program: CopyProgram,
 }
 
 impl Builder {
-    /// `counter`: what counts the hits of the probe.
+    /// `counter`: counts the hits of the probe.
     fn new(shared: Shared, counter: i16) -> Builder {
         let mut program = CopyProgram::default();
         program.extend([op(MOVE_REGISTER, 6, CONTEXT, 0, 0), op(STORE_VALUE_DOUBLE, 10, 0, ZERO, 0)]);
@@ -101,7 +101,7 @@ impl Builder {
         self.program.extend([op(CALL, 0, 0, 0, helper)]);
     }
 
-    /// Adds 1 to a number of the CPU's state.
+    /// Increments a counter in the CPU's state.
     fn count(&mut self, number: i16) {
         self.program.extend([
             op(LOAD_DOUBLE, 1, 10, STATE, 0),
@@ -111,7 +111,7 @@ impl Builder {
         ]);
     }
 
-    /// Makes a record in r8 with the words that all have; ends, and counts it as lost, where there is no room.
+    /// Reserves a record in r8 and writes the common words; without room, counts it as lost and ends.
     fn reserve(&mut self, bytes: usize, kind: u64) {
         self.program.extend(load_map(1, self.shared.ring));
         self.program.extend([
@@ -133,7 +133,7 @@ impl Builder {
         ]);
     }
 
-    /// Hands the record in r8 over, without waking the reader (BPF_RB_NO_WAKEUP).
+    /// Submits the record in r8, without waking the reader (BPF_RB_NO_WAKEUP).
     fn submit(&mut self) {
         self.program.extend([
             op(MOVE_REGISTER, 1, 8, 0, 0),
@@ -142,12 +142,12 @@ impl Builder {
         ]);
     }
 
-    /// If the block of an argument was sampled, it no longer is, and a record says so.
+    /// Removes the block in an argument from the sampled ones, with a record if it was among them.
     fn free(&mut self, block: usize) {
         self.program
             .extend([op(LOAD_DOUBLE, 7, 6, argument_offset(block), 0), op(STORE_DOUBLE, 10, 7, KEY, 0)]);
         self.call_map(MAP_DELETE, self.shared.blocks, KEY);
-        // The helper returns 0 where the block was in the map.
+        // The helper returns 0 if the block was in the map.
         let other = self.program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0));
         self.reserve(REGISTERS, FREED);
         self.program.extend([
@@ -159,7 +159,7 @@ impl Builder {
         self.program.land([other]);
     }
 
-    /// Ends unless the allocation of r7 bytes is sampled; else chooses the next interval.
+    /// Ends unless the allocation of r7 bytes is sampled; otherwise chooses the next interval.
     fn sample(&mut self) {
         self.program.extend([
             op(LOAD_DOUBLE, 9, 10, STATE, 0),
@@ -192,7 +192,7 @@ impl Builder {
             let (from, to) = (8 * word as i16, (REGISTERS + 8 * word) as i16);
             self.program.extend([op(LOAD_DOUBLE, 1, 6, from, 0), op(STORE_DOUBLE, 8, 1, to, 0)]);
         }
-        // Memory is read whole or not at all, so that where the stack ends is found by halves.
+        // A read is all or nothing, so the end of the stack is found by halving.
         self.program.extend([op(LOAD_DOUBLE, 7, 6, SP_OFFSET, 0), op(MOVE, 9, 0, 0, 0)]);
         for bytes in STACK_PIECES {
             self.program.extend([
@@ -216,7 +216,7 @@ impl Builder {
     }
 }
 
-/// What runs at the entry of a function.
+/// The program at the entry of a function.
 pub(super) fn at_entry(role: Role, shared: Shared) -> Vec<u64> {
     let mut builder = Builder::new(shared, ENTRIES);
     let argument = |register: u8, number: usize| op(LOAD_DOUBLE, register, 6, argument_offset(number), 0);
@@ -240,7 +240,7 @@ pub(super) fn at_entry(role: Role, shared: Shared) -> Vec<u64> {
     builder.end()
 }
 
-/// What runs where a function that allocates returns.
+/// The program at the return of an allocating function.
 pub(super) fn at_return(shared: Shared) -> Vec<u64> {
     let mut builder = Builder::new(shared, RETURNS);
     builder.call_map(MAP_LOOKUP, shared.calls, TID);
@@ -261,8 +261,8 @@ pub(super) fn at_return(shared: Shared) -> Vec<u64> {
     builder.end()
 }
 
-/// The intervals that programs choose from, whose mean is exactly that: means of the exponential distribution between
-/// its quantiles. Of 1 byte all are 1: every allocation is sampled.
+/// The intervals that programs choose from, with exactly this mean: means of the exponential distribution between
+/// its quantiles. With a mean of 1 byte all are 1: every allocation is sampled.
 pub(super) fn intervals(mean_bytes: u64) -> Vec<u64> {
     // ∫ −ln(1 − u) du.
     let integral = |u: f64| if u < 1.0 { (1.0 - u) * (1.0 - u).ln() + u } else { 1.0 };
@@ -285,7 +285,7 @@ mod tests {
         Shared { states: 11, intervals: 12, calls: 13, blocks: 14, ring: 15, namespace: (4, 0xefff_fffc) };
     const STACK_AT: u64 = 0x7000_0000;
 
-    /// A machine whose thread has 5,000 bytes of stack.
+    /// A machine with 5,000 bytes of stack.
     fn machine(every_bytes: u64) -> Machine {
         let mut machine = Machine::new(77, 70, SHARED.namespace);
         let state = [0, intervals(every_bytes)[INTERVALS / 2], 0, 0].map(u64::to_le_bytes).concat();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn each_function_is_recorded_by_what_it_does() {
+    fn each_function_is_recorded_by_its_role() {
         let mut machine = machine(1);
         call_and_return(&mut machine, Role::Allocate { bytes: 0 }, &[100], 0x5000);
         assert_eq!(records(&mut machine), [(CALLED, 0, 100), (RETURNED, 0x5000, 100)]);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_stand_for_all_bytes() {
+    fn samples_represent_all_bytes() {
         let mut machine = machine(4096);
         let (mut samples, mut bytes) = (0.0, 0);
         for round in 0..20_000u64 {
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_of_the_intervals_is_what_was_asked_for() {
+    fn intervals_have_the_requested_mean() {
         for mean_bytes in [1, 4096, 512 << 10, 1 << 30] {
             let mean = intervals(mean_bytes).iter().sum::<u64>() as f64 / INTERVALS as f64;
             assert!((mean / mean_bytes as f64 - 1.0).abs() < 1e-4, "{mean} of {mean_bytes}");

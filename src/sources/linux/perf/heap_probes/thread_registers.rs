@@ -1,6 +1,7 @@
-//! The registers of a thread as a program at a probe gets them: where each is, and all of them as the engine has them.
+//! Thread registers as passed to a program at a probe: their offsets, and their conversion to the engine's
+//! registers.
 //!
-//! Sources of facts: arch/x86/include/uapi/asm/ptrace.h (`struct pt_regs`), arch/arm64/include/uapi/asm/ptrace.h (`struct
+//! Sources: arch/x86/include/uapi/asm/ptrace.h (`struct pt_regs`), arch/arm64/include/uapi/asm/ptrace.h (`struct
 //! user_pt_regs`); arguments by the System V ABI 3.2.3 and AAPCS64 6.8.
 
 use crate::arch::Registers;
@@ -9,7 +10,7 @@ use crate::arch::Registers;
 mod arch {
     use crate::arch::{Registers, X86_64};
 
-    /// Words of the structure.
+    /// Number of words in the structure.
     pub(in crate::sources::linux::perf) const COUNT: usize = 21;
     /// Indices of rdi, rsi, rdx and rcx.
     pub(super) const ARGUMENTS: [usize; 4] = [14, 13, 12, 11];
@@ -28,7 +29,7 @@ mod arch {
 mod arch {
     use crate::arch::{Aarch64, Registers};
 
-    /// Words of the structure.
+    /// Number of words in the structure.
     pub(in crate::sources::linux::perf) const COUNT: usize = 34;
     /// Indices of x0 to x3.
     pub(super) const ARGUMENTS: [usize; 4] = [0, 1, 2, 3];
@@ -44,18 +45,18 @@ mod arch {
 
 pub(super) use arch::COUNT;
 
-/// Where in a program's context an argument of the function is, bytes.
+/// Offset of a function argument in a program's context.
 pub(super) const fn argument_offset(number: usize) -> i16 {
     arch::ARGUMENTS[number] as i16 * 8
 }
 
-/// Where in a program's context the result of the function is, bytes.
+/// Offset of the function result in a program's context.
 pub(super) const RESULT_OFFSET: i16 = arch::RESULT as i16 * 8;
 
-/// Where in a program's context the stack pointer is, bytes.
+/// Offset of the stack pointer in a program's context.
 pub(super) const SP_OFFSET: i16 = arch::SP as i16 * 8;
 
-/// The registers in the bytes of a record; `None` if these are too few.
+/// Reads registers from a record; `None` if it is too short.
 pub(super) fn read(bytes: &[u8]) -> Option<Registers> {
     let mut words = [0; COUNT];
     for (index, word) in words.iter_mut().enumerate() {
@@ -71,7 +72,7 @@ mod tests {
     use crate::addr::Avma;
 
     #[test]
-    fn registers_are_in_the_order_of_the_kernel() {
+    fn registers_have_the_order_of_the_kernel() {
         let bytes: Vec<u8> = (0..COUNT as u64).flat_map(|word| (100 + word).to_ne_bytes()).collect();
         let Registers::X86_64(registers) = read(&bytes).unwrap() else { panic!() };
         assert_eq!((registers.gpr[0], registers.gpr[5], registers.gpr[4]), (110, 114, 113));

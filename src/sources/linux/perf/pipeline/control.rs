@@ -1,7 +1,7 @@
-//! How the source controls the stages between batches: clocks, processes, options of events, buffers that come back.
+//! Control of the stages between batches: clocks, processes, event options, returned buffers.
 //!
-//! Input: what the source sees of its events and of the machine. Output: which options events shall have, and what
-//! is known of processes. Records go in by `push_record`, events come out by `flush` (`pipeline.rs`).
+//! Input: the source's view of its events and the machine. Output: requested event options, and the known
+//! processes. Records enter by `push_record`, events leave by `flush` (`pipeline.rs`).
 
 use libc::pid_t;
 
@@ -15,23 +15,23 @@ use super::Pipeline;
 use crate::sources::Capture;
 use crate::sources::pushed::StackUse;
 
-/// Interval between batches while a program that begins loads its libraries, nanoseconds.
+/// Batch interval while a starting program loads its libraries, nanoseconds.
 const FIRST_BATCHES_NS: u64 = 5_000_000;
-/// Interval while processes start, end or map, nanoseconds: what records name is read from /proc while it
-/// is still there.
+/// Batch interval while processes start, end or map, nanoseconds: /proc is read while the recorded processes still
+/// exist.
 const BATCH_NS: u64 = 50_000_000;
-/// Interval while nothing starts, ends or maps: there is less to read, and each wakeup of the reader takes a CPU,
-/// which servers' latencies show.
+/// Batch interval while nothing starts, ends or maps: there is less to read, and each wakeup of the reader takes a
+/// CPU, visible in servers' latencies.
 const STEADY_BATCHES_NS: u64 = 120_000_000;
 const STEADY_AFTER_NS: u64 = 1_000_000_000;
-/// Where large stacks are copied, so that their ring does not fill.
+/// Batch interval with large stacks, so that their ring does not fill.
 const LARGE_BATCHES_NS: u64 = 15_000_000;
-/// Where ranges of stacks are read.
+/// Batch interval with prefetched ranges.
 const PREFETCH_BATCHES_NS: u64 = 40_000_000;
 
 /// Processes.
 impl Pipeline {
-    /// Passes added and removed processes on.
+    /// Forwards added and removed processes.
     pub(super) fn update_processes(&mut self) {
         for (id, event) in self.processes.take_events() {
             self.cpu_time.push_change(id.pid, &event);
@@ -41,7 +41,7 @@ impl Pipeline {
         }
     }
 
-    /// Records these processes, too, if they are selected.
+    /// Also records these processes, if selected.
     pub(in super::super) fn select(&mut self, pids: &[pid_t]) {
         for pid in pids {
             self.processes.select(*pid, &*self.system.procfs);
@@ -55,47 +55,47 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Which processes are recorded.
+    /// The selection of processes.
     pub(in super::super) fn filter(&self) -> &ProcessFilter {
         self.processes.filter()
     }
 
-    /// A process that is recorded.
+    /// A recorded process.
     pub(in super::super) fn process(&self, pid: pid_t) -> Option<&ProcessEntry> {
         self.processes.get(pid)
     }
 
-    /// A process that is recorded.
+    /// A recorded process.
     pub(in super::super) fn process_mut(&mut self, pid: pid_t) -> Option<&mut ProcessEntry> {
         self.processes.get_mut(pid)
     }
 
-    /// Those of them that run.
+    /// Recorded processes that still run.
     pub(in super::super) fn running(&self) -> Vec<pid_t> {
         self.processes.running()
     }
 
-    /// Processes whose samples the kernel shall drop (true) or take again, since this was asked last.
+    /// Changes of the kernel's filter since the last call: samples to drop (true) or take again.
     pub(in super::super) fn take_filter_changes(&mut self) -> Vec<(pid_t, bool)> {
         self.processes.take_filter_changes()
     }
 
-    /// Processes that were added since this was asked last.
+    /// Processes added since the last call.
     pub(in super::super) fn take_added(&mut self) -> Vec<pid_t> {
         self.processes.take_added()
     }
 
-    /// When a process exited, if it did (monotonic clock).
+    /// Exit time of a process, if it exited (monotonic clock).
     pub(in super::super) fn exited_ns(&self, pid: pid_t) -> Option<u64> {
         self.processes.exited_ns(pid)
     }
 
-    /// The sampler has come to events of this time (monotonic clock).
+    /// Sets the time that the sampler has reached (monotonic clock).
     pub(in super::super) fn set_time(&mut self, time_ns: u64) {
         self.processes.set_time(time_ns);
     }
 
-    /// Processes that were started by `listed` and their descendants, by records that were not flushed yet.
+    /// Processes started by `listed` and their descendants, by records not yet flushed.
     pub(in super::super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
         self.events.started_by(listed)
     }
@@ -103,22 +103,22 @@ impl Pipeline {
 
 /// Clocks of CPU time.
 impl Pipeline {
-    /// Sampling begins: reads the clocks of the processes that are recorded.
+    /// Begins sampling: reads the clocks of recorded processes.
     pub(in super::super) fn begin_clocks(&mut self) {
         self.cpu_time.begin(&*self.system.clocks);
     }
 
-    /// Reads those of these processes of the machine, too, which are recorded from their first sample on.
+    /// Also reads the clocks of these processes of the machine, to be recorded from their first sample on.
     pub(in super::super) fn begin_machine_clocks(&mut self, pids: &[pid_t]) {
         self.cpu_time.begin_machine(pids, &*self.system.clocks);
     }
 
-    /// Sampling has ended: reads the clocks a last time.
+    /// Ends sampling: reads the clocks for the last time.
     pub(in super::super) fn stop_clocks(&mut self) {
         self.cpu_time.stop(&*self.system.clocks);
     }
 
-    /// All samples were weighed. `counted_ns`: what events counted that processes inherited.
+    /// Called after all samples were weighed. `counted_ns`: counts of events inherited by processes.
     pub(in super::super) fn end_clocks(&mut self, counted_ns: Option<u64>) {
         self.cpu_time.end(&*self.system.clocks);
         if let Some(counted_ns) = counted_ns {
@@ -126,12 +126,12 @@ impl Pipeline {
         }
     }
 
-    /// CPU time of the processes that are recorded, nanoseconds.
+    /// CPU time of recorded processes, nanoseconds.
     pub(in super::super) fn used_ns(&self) -> u64 {
         self.cpu_time.used_ns()
     }
 
-    /// What weights and losses of each process add up to, beside its clock.
+    /// The sum of weights and losses of each process, and its clock.
     #[cfg(test)]
     pub(in super::super) fn balances(
         &self,
@@ -139,18 +139,18 @@ impl Pipeline {
         self.cpu_time.balances()
     }
 
-    /// Whether it is time for other periods of ticks.
+    /// Whether the tick periods are due to change.
     pub(in super::super) fn may_set_periods(&self, now_ns: u64) -> bool {
         self.cpu_time.may_set_periods(now_ns)
     }
 
-    /// Each CPU ticks with this period since this time (monotonic clock).
+    /// Sets the tick period of each CPU since this time (monotonic clock).
     pub(in super::super) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
         self.cpu_time.set_periods(since_ns, periods_ns);
     }
 
-    /// Opens or ends an interval in which context switches are recorded, where it is time (monotonic clock).
-    /// `record_switches` has the events record them or not; whether all do.
+    /// Opens or ends an interval of recorded context switches, if due (monotonic clock). `record_switches` starts
+    /// or stops the events and returns whether all do so.
     pub(in super::super) fn apply_interval_action(
         &mut self,
         now_ns: u64,
@@ -176,8 +176,8 @@ impl Pipeline {
 
 /// Options of events.
 impl Pipeline {
-    /// How long the next batch may wait, nanoseconds: no longer than an interval of context switches is open, while the
-    /// source `samples`. The recording `begins`: programs load their libraries.
+    /// Maximum time until the next batch, nanoseconds: at most the rest of an open interval of context switches,
+    /// while the source `samples`. `begins`: the recording begins, and programs load their libraries.
     pub(in super::super) fn batch_ns(&self, begins: bool, now_ns: u64, samples: bool) -> u64 {
         let batch_ns = match () {
             () if begins => FIRST_BATCHES_NS,
@@ -190,7 +190,8 @@ impl Pipeline {
         ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(now_ns)))
     }
 
-    /// Prepares what copies stacks by these options: the options that can be had ([`Stacks::prepare`]).
+    /// Prepares the copying of stacks by these options; returns the options that are possible
+    /// ([`Stacks::prepare`]).
     ///
     /// [`Stacks::prepare`]: super::super::stack::stacks::Stacks::prepare
     pub(in super::super) fn prepare(
@@ -202,14 +203,14 @@ impl Pipeline {
         self.stacks.prepare(options, may_copy, load)
     }
 
-    /// Events could not be reopened: they keep these options.
+    /// Notes that events could not be reopened and keep these options.
     pub(in super::super) fn keep_events(&mut self, options: EventOptions) {
         self.cpu_time.abandon_interval();
         self.stacks.keep(options);
     }
 
-    /// Other events sample since this time (monotonic clock), with these periods; those before are read next.
-    /// `counted_ns`: what those before counted that processes inherited.
+    /// Switches to new events that sample since this time (monotonic clock), with these periods; the old ones are
+    /// read next. `counted_ns`: counts of old events inherited by processes.
     pub(in super::super) fn replace_events(
         &mut self,
         since_ns: u64,
@@ -226,7 +227,7 @@ impl Pipeline {
         }
     }
 
-    /// All that the events before those of this time wrote was read; these have these options.
+    /// Notes that everything written by the events before this time was read; the new ones have these options.
     pub(in super::super) fn end_replaced_events(&mut self, since_ns: u64, options: EventOptions) {
         self.stacks.drained(options);
         if let Some(waits) = &mut self.waits {
@@ -234,12 +235,12 @@ impl Pipeline {
         }
     }
 
-    /// How full the rings were, with what was read of them ahead of their batch.
+    /// Fill levels of the rings, including records read ahead of their batch.
     pub(in super::super) fn pressure(&self, rings: Pressure) -> Pressure {
         self.stacks.pressure(rings)
     }
 
-    /// The options that there is room for in rings that were so full, if events have others.
+    /// The options for rings this full, if different from the current ones.
     pub(in super::super) fn relieve(
         &mut self,
         pressure: Pressure,
@@ -251,12 +252,12 @@ impl Pipeline {
 
 /// Stacks and their buffers.
 impl Pipeline {
-    /// Whether rings that are so full are read before their batch is due.
+    /// Whether rings this full are read before their batch is due.
     pub(in super::super) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
         self.stacks.reads_ahead(fill_per_mille)
     }
 
-    /// Takes what programs copied of stacks. Returns the bytes that were freed.
+    /// Reads stack bytes copied by programs. Returns the number of freed bytes.
     pub(in super::super) fn read_stacks(&mut self) -> usize {
         self.stacks.read()
     }
@@ -266,7 +267,7 @@ impl Pipeline {
         self.spare.give_back(capture);
     }
 
-    /// Takes back the buffers of a sample, and what its walk needed of the stack. Returns the options for the next
+    /// Takes back the buffers of a sample, with the stack use of its walk. Returns the options for the next
     /// samples, if they changed.
     pub(in super::super) fn take_back(
         &mut self,
@@ -292,32 +293,32 @@ impl Pipeline {
         self.stacks.wait_walked(size_number, needed, options)
     }
 
-    /// Ends a batch of buffers. Returns the bytes that were freed.
+    /// Ends a batch of buffers. Returns the number of freed bytes.
     pub(in super::super) fn end_buffers(&mut self) -> usize {
         self.spare.end_batch()
     }
 
-    /// Whether ranges of stacks can be read.
+    /// Whether ranges of stacks can be prefetched.
     pub(in super::super) fn may_prefetch(&self) -> bool {
         self.stacks.may_prefetch()
     }
 
-    /// Whether ranges of stacks are read.
+    /// Whether ranges of stacks are prefetched.
     pub(in super::super) fn prefetches(&self) -> bool {
         self.stacks.prefetches()
     }
 
-    /// Events were opened that should read ranges of stacks: whether they do.
+    /// Called after opening events for prefetching: checks whether they prefetch.
     pub(in super::super) fn note_prefetch(&mut self) {
         self.stacks.note_prefetch();
     }
 
-    /// Has the samples of a thread hold these ranges from now on.
+    /// Sets the ranges to prefetch with a thread's samples.
     pub(in super::super) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
         self.stacks.prefetch(tid, ranges);
     }
 
-    /// Bytes of rings beside those of events.
+    /// Size of rings other than those of events.
     pub(in super::super) fn ring_bytes(&self) -> u64 {
         self.stacks.ring_bytes()
     }
@@ -330,14 +331,14 @@ impl Pipeline {
         self.waits.is_some()
     }
 
-    /// A thread existed when the recording began, at this time.
+    /// Adds a thread that existed when the recording began, at this time.
     pub(in super::super) fn list_thread(&mut self, pid: pid_t, tid: pid_t, now_ns: u64) {
         if let Some(waits) = &mut self.waits {
             waits.list(pid, tid, now_ns);
         }
     }
 
-    /// Polls some of the threads whose stacks are unknown.
+    /// Polls some of the threads with unknown stacks.
     pub(in super::super) fn poll_threads(&mut self) {
         if let Some(waits) = &mut self.waits {
             waits.poll(&*self.system.threads, &*self.system.clocks, &mut self.spare);

@@ -15,7 +15,7 @@ const BY_CLOCK: BatchOptions = BatchOptions { by_clock: true, last: false };
 const BY_PERIODS: BatchOptions = BatchOptions { by_clock: false, last: false };
 const LAST: BatchOptions = BatchOptions { by_clock: true, last: true };
 
-/// A process that is there, and a thread of it that is not.
+/// Pid of an existing process, without the test's thread.
 fn pid() -> pid_t {
     std::process::id().cast_signed()
 }
@@ -25,7 +25,7 @@ fn id(tid: pid_t, time_ns: u64, cpu: u32) -> SampleId {
     SampleId { pid: pid(), tid, time_ns, cpu }
 }
 
-/// Of this process, under this name.
+/// A pipeline for this process.
 fn pipeline_of(process: Process, records_waits: bool) -> Pipeline {
     let filter = ProcessFilter::new(ProcessSelection {
         pids: vec![std::process::id()],
@@ -48,25 +48,25 @@ fn pipeline() -> Pipeline {
     pipeline_of(describe::describe(pid()), false)
 }
 
-/// With the waits of its threads.
+/// A pipeline that records waits.
 fn pipeline_with_waits() -> Pipeline {
     pipeline_of(describe::describe(pid()), true)
 }
 
-/// What was reported, in the order in which the sampler takes it.
+/// The reported events, in the order in which the sampler processes them.
 fn in_order(mut records: Vec<TimedEvent>) -> Vec<TimedEvent> {
     records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
     records
 }
 
 #[test]
-fn a_thread_has_ended_when_its_last_wait_is_reported() {
+fn a_thread_ends_after_its_last_wait_is_reported() {
     let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
     pipeline.push_record(id(TID, 5, 0), PerfRecord::Sample(Sample::EMPTY));
     pipeline.push_record(id(TID, 10, 0), PerfRecord::SwitchOut { preempted: false });
-    // That it got its CPU again was dropped.
+    // The record that it got its CPU again was dropped.
     pipeline.push_record(id(TID, 1000, 0), PerfRecord::Exit);
-    // Batches that follow each other fast: the end was read, and is behind the watermark.
+    // Batches in quick succession: the exit was read, and is after the watermark.
     for watermark_ns in [500, 600, 700, 1500] {
         pipeline.flush(BY_CLOCK, watermark_ns, &mut records);
     }
@@ -116,7 +116,7 @@ fn a_wait_before_an_exec_starts_no_thread_of_the_new_program() {
     assert!(are_of_running_threads(records));
 }
 
-/// /proc shows the exec, whose record was lost, and the thread has waited since before.
+/// The record of the exec was lost but /proc shows it, and the thread has waited since before.
 #[test]
 fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
     let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
@@ -135,7 +135,7 @@ fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
 }
 
 #[test]
-fn a_thread_without_a_number_is_no_thread() {
+fn a_thread_without_a_number_is_not_reported() {
     let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
     // It ended on another CPU, or the record of its end was dropped.
     pipeline.push_record(id(EXITED_TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
@@ -157,9 +157,9 @@ fn a_thread_without_a_number_is_no_thread() {
     assert_eq!(missed, 1, "{records:?}");
 }
 
-/// That it became another program is in no record: where records were lost /proc shows it.
+/// The record of the exec was lost; /proc shows it.
 #[test]
-fn after_records_were_lost_processes_are_read_again() {
+fn after_lost_records_processes_are_rescanned() {
     let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
     let (mut pipeline, mut records) = (pipeline_of(process, false), Vec::new());
     pipeline.flush(LAST, u64::MAX, &mut records);
@@ -184,7 +184,7 @@ fn dropped(records: Vec<TimedEvent>) -> u64 {
 }
 
 #[test]
-fn samples_that_were_dropped_wait_for_those_that_show_whose_they_were() {
+fn dropped_samples_wait_for_those_that_show_their_process() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     pipeline.add_lost(Some(vec![(0, 5)]));
     pipeline.flush(BY_PERIODS, 10, &mut records);
@@ -195,7 +195,7 @@ fn samples_that_were_dropped_wait_for_those_that_show_whose_they_were() {
 }
 
 #[test]
-fn throttled_samples_are_lost_by_their_own_cause() {
+fn throttled_samples_have_their_own_loss_reason() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     pipeline.push_record(id(TID, 1_000_000, 0), PerfRecord::Throttle);
     pipeline.push_record(id(TID, 4_000_000, 0), PerfRecord::Unthrottle);
@@ -209,9 +209,9 @@ fn throttled_samples_are_lost_by_their_own_cause() {
     assert_eq!(lost.collect::<Vec<_>>(), [(2, KERNEL_DROPPED), (3, THROTTLED)]);
 }
 
-/// The record comes in the name of the thread that is named, whoever wrote it.
+/// The record names the thread, whoever wrote it.
 #[test]
-fn a_name_that_comes_after_the_first_sample_is_reported() {
+fn a_name_set_after_the_first_sample_is_reported() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     for (time_ns, name) in [(10, "late"), (30, "last")] {
         pipeline.push_record(id(TID, time_ns, 0), PerfRecord::Sample(Sample::EMPTY));
@@ -231,9 +231,9 @@ fn a_name_that_comes_after_the_first_sample_is_reported() {
     assert_eq!(of_it, Some(Some("last".to_owned())));
 }
 
-/// It may have ended before anybody can read its name.
+/// It may end before its name can be read.
 #[test]
-fn a_thread_has_the_name_of_the_one_that_started_it() {
+fn a_thread_inherits_the_name_of_its_creator() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     let creator = pid();
     pipeline.push_record(id(creator, 5, 0), PerfRecord::Comm { name: b"creator", exec: false });
@@ -250,20 +250,20 @@ fn a_thread_has_the_name_of_the_one_that_started_it() {
 }
 
 #[test]
-fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
+fn dropped_samples_weigh_the_period_of_their_cpu() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     pipeline.set_periods(0, &[(0, 800_000), (1, 1_250_000)]);
     pipeline.push_record(id(TID, 900_000, 0), PerfRecord::Sample(Sample::EMPTY));
-    // What records say is of all records.
+    // This counts records of all kinds.
     pipeline.push_record(id(TID, 950_000, 0), PerfRecord::Lost(1_000));
     pipeline.add_lost(Some(vec![(0, 30), (1, 20), (0, 10)]));
     pipeline.flush(BatchOptions { by_clock: false, last: true }, u64::MAX, &mut records);
     assert_eq!(dropped(records), (40 * 806_451 + 20 * 1_265_625) / 1_000_000);
 }
 
-/// Of threads that ran before the recording, or whose record was lost, no start is known.
+/// Threads that ran before the recording, or with a lost record, have no known start.
 #[test]
-fn a_thread_has_the_start_that_a_record_reported() {
+fn a_thread_has_its_recorded_start() {
     let mut pipeline = pipeline_of(describe::describe(pid()), false);
     let mut records = Vec::new();
     pipeline.push_record(id(TID, 100, 0), PerfRecord::Fork { parent: pid(), creator: pid() });
@@ -295,7 +295,7 @@ fn a_sample_has_its_cpu() {
     assert_eq!(cpus, [Some(3)]);
 }
 
-/// When threads exited, of those that ended.
+/// Exit times of ended threads.
 fn exits(records: &[TimedEvent]) -> Vec<(u64, Option<u64>)> {
     let exit = |record: &TimedEvent| match record.event {
         SourceEvent::ThreadEnded { exited_ns, .. } => Some((record.thread.0, exited_ns)),
@@ -304,7 +304,7 @@ fn exits(records: &[TimedEvent]) -> Vec<(u64, Option<u64>)> {
     records.iter().filter_map(exit).collect()
 }
 
-/// It is reported behind what other threads did later.
+/// It is reported after later events of other threads.
 #[test]
 fn a_thread_ends_at_its_own_exit() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
@@ -318,7 +318,7 @@ fn a_thread_ends_at_its_own_exit() {
 }
 
 #[test]
-fn what_exited_in_the_last_batch_has_ended() {
+fn threads_that_exit_in_the_last_batch_have_ended() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     pipeline.push_record(id(TID, 100, 0), PerfRecord::Sample(Sample::EMPTY));
     pipeline.push_record(id(TID, 150, 0), PerfRecord::Exit);

@@ -1,7 +1,7 @@
-//! One process that is sampled: its name and its threads, what records said of it, its images.
+//! One sampled process: its name and threads, what records reported about it, its images.
 //!
-//! Much of it outlives the process: one that ran for two milliseconds is named by what the records
-//! said of it, and by the files of the process that started it.
+//! Much of it outlives the process: the frames of one that ran for two milliseconds are named by its records, and
+//! by the files of its parent.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -20,27 +20,27 @@ use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::{images, threads};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
-/// A process that is sampled.
+/// A sampled process.
 pub(in super::super) struct ProcessEntry {
     pid: pid_t,
     process: Process,
     pub(super) images: ProcessImages,
-    /// Where the first thread's stack begins; empty until it was read.
+    /// Top of the first thread's stack; empty until read.
     main_stack_top: OnceCell<Option<Avma>>,
     /// Names of threads.
     names: HashMap<pid_t, String>,
-    /// Threads that the sampler knows of.
+    /// Threads known to the sampler.
     pub(super) threads: BTreeSet<pid_t>,
-    /// When the others started, of those whose start a record reported (monotonic clock).
+    /// Start times of other threads, if recorded (monotonic clock).
     pub(super) starts: HashMap<pid_t, u64>,
-    /// The command that is to be run runs not yet.
+    /// Whether its command is still to be executed.
     pub(super) awaits_exec: bool,
     program: Program,
-    /// When the sampler was told of its program (monotonic clock); 0: of none since it began.
+    /// Time of the last exec reported to the sampler (monotonic clock); 0 if none.
     pub(super) program_since_ns: u64,
-    /// The sampler knows of the process.
+    /// Whether the sampler knows the process.
     pub(super) is_announced: bool,
-    /// The time of the last record of it (monotonic clock).
+    /// Time of its last record (monotonic clock).
     pub(super) seen_ns: u64,
     pub(super) exits: Exits,
 }
@@ -48,31 +48,31 @@ pub(in super::super) struct ProcessEntry {
 /// The program that a process runs.
 #[derive(Debug, Default)]
 struct Program {
-    /// Another one after each exec, and of each process.
+    /// Unique to each exec and each process.
     generation: u64,
-    /// It was named and has not run yet; what code it has.
+    /// Whether it was named but has not run yet, and its code.
     is_starting: bool,
     new_code: Vec<Range<Avma>>,
 }
 
-/// What is known of the end of a process.
+/// Known exits of a process's threads.
 #[derive(Debug, Default)]
 pub(super) struct Exits {
-    /// Threads that exited in the batch, and in the batches before.
+    /// Threads that exited in this batch, and in earlier batches.
     pub(super) now: Vec<SampleId>,
     pub(super) before: Vec<SampleId>,
-    /// When the last one exited, if all exits were recorded (monotonic clock).
+    /// Exit time of the last thread, if all exits were recorded (monotonic clock).
     pub(super) last_ns: Option<u64>,
-    /// The first thread is among those that exited.
+    /// Whether the first thread has exited.
     pub(super) first_thread: bool,
-    /// No thread was alive when the last batch ended.
+    /// Whether no thread was alive at the end of the last batch.
     pub(super) is_dead: bool,
-    /// The process has ended: batches until it is removed.
+    /// After the end of the process: batches until its removal.
     pub(super) batches_left: Option<u8>,
 }
 
 impl ProcessEntry {
-    /// A process that runs, or one that is about to run a command.
+    /// A running process, or one about to run a command.
     pub(in super::super) fn new(process: Process, files: Arc<TargetFiles>) -> ProcessEntry {
         let pid = pid_t::try_from(process.pid).unwrap_or(0);
         ProcessEntry::with(pid, process, ProcessImages::new(pid, files))
@@ -96,7 +96,7 @@ impl ProcessEntry {
         }
     }
 
-    /// Another process like this one: `started` by it just now, or one that was found.
+    /// Another process: `started` by this one just now, or found running.
     pub(super) fn new_for(&self, pid: pid_t, started: bool, procfs: &dyn Procfs) -> ProcessEntry {
         let name = if started { self.process.name.clone() } else { procfs.name(pid) };
         let process =
@@ -104,19 +104,19 @@ impl ProcessEntry {
         ProcessEntry::with(pid, process, self.images.new_for(pid, started))
     }
 
-    /// Its number.
+    /// Its pid.
     pub(in super::super) fn pid(&self) -> pid_t {
         self.pid
     }
 
-    /// The command runs now, as this process.
+    /// Notes that the command now runs as this process.
     pub(in super::super) fn set_spawned(&mut self, process: Process) {
         self.process = process;
         self.images.forget_start_path();
         self.images.open_own_files();
     }
 
-    /// It runs another program, of this name and generation.
+    /// Records an exec to a program of this name and generation.
     pub(super) fn exec(&mut self, name: &str, generation: u64) {
         name.clone_into(&mut self.process.name);
         self.main_stack_top = OnceCell::new();
@@ -124,8 +124,8 @@ impl ProcessEntry {
         self.program = Program { generation, is_starting: true, new_code: Vec::new() };
     }
 
-    /// Records may be missing: the mappings are read from /proc, and if that shows another program than records did, its
-    /// name. A name that is not that of its file is one that the process gave itself (prctl(2), `PR_SET_NAME`).
+    /// After lost records: the mappings are read from /proc, and if /proc shows another program than the records,
+    /// its name is returned. A name other than its file's was set by the process itself (prctl(2), `PR_SET_NAME`).
     pub(super) fn rescan(&mut self, generation: u64, procfs: &dyn Procfs) -> Option<String> {
         self.images.distrust_records();
         let name = procfs.name(self.pid);
@@ -146,19 +146,19 @@ impl ProcessEntry {
         self.program.generation
     }
 
-    /// Gives its program a number, which no other has.
+    /// Assigns its program a unique number.
     pub(super) fn set_program(&mut self, generation: u64) {
         self.program.generation = generation;
     }
 
-    /// It has mapped code; its memory for the sampler changes with the sampler's time.
+    /// Records a mapping of code; its memory as seen by the sampler changes with the sampler's time.
     pub(super) fn note_mapping(&mut self, mapping: &Mapping) {
         if self.program.is_starting {
             self.program.new_code.push(mapping.avma.clone());
         }
     }
 
-    /// Until a new program runs, registers are those of the one that it replaced.
+    /// Until a new program runs, registers are those of the replaced one.
     pub(super) fn note_sample(&mut self, capture: &mut Capture) {
         if self.program.is_starting {
             let pc = capture.registers.pc();
@@ -167,17 +167,17 @@ impl ProcessEntry {
         }
     }
 
-    /// A thread has this name.
+    /// Sets the name of a thread.
     pub(super) fn name_thread(&mut self, tid: pid_t, name: String) {
         self.names.insert(tid, name);
     }
 
-    /// Forgets the name of a thread that exited.
+    /// Drops the name of an exited thread.
     pub(super) fn forget_thread_name(&mut self, tid: pid_t) {
         self.names.remove(&tid);
     }
 
-    /// The name of a thread, which what it starts has, too, until it is named itself.
+    /// The name of a thread, inherited by the threads it starts until they are named.
     pub(super) fn inherited_name(&mut self, tid: pid_t, procfs: &dyn Procfs) -> Option<String> {
         if let Some(name) = self.names.get(&tid) {
             return Some(name.clone());
@@ -187,7 +187,7 @@ impl ProcessEntry {
         Some(name)
     }
 
-    /// The threads whose name by /proc is not the one that records said, with that name.
+    /// Threads with a name in /proc that differs from the recorded one, with that name.
     pub(super) fn rescan_names(&mut self, procfs: &dyn Procfs) -> Vec<(pid_t, String)> {
         let now = self.threads.iter().filter_map(|tid| Some((*tid, procfs.thread_name(self.pid, *tid)?)));
         let named: Vec<_> = now.filter(|(tid, now)| self.names.get(tid) != Some(now)).collect();
@@ -200,13 +200,13 @@ impl ProcessEntry {
         &self.process.name
     }
 
-    /// The stack pointer that the first thread began with.
+    /// The initial stack pointer of the first thread.
     pub(super) fn main_stack_top(&mut self, procfs: &dyn Procfs) -> Option<Avma> {
         let pid = self.pid;
         *self.main_stack_top.get_or_init(|| procfs.stack_top(pid))
     }
 
-    /// Whether its program is one of 32 bits; `None` where the process is gone.
+    /// Whether its program is 32-bit; `None` if the process is gone.
     pub(super) fn is_of_32_bits(&mut self, procfs: &dyn Procfs) -> Option<bool> {
         self.main_stack_top(procfs).map(images::is_of_32_bits)
     }
@@ -235,7 +235,7 @@ impl Observed for ProcessEntry {
         self.images.mappings(self.threads.iter().copied(), out)
     }
 
-    /// By MMAP2 records, mprotect(2) included (mm/mprotect.c, `mprotect_fixup`).
+    /// By MMAP2 records, including mprotect(2) (mm/mprotect.c, `mprotect_fixup`).
     fn reports_mmaps(&self) -> bool {
         true
     }

@@ -1,8 +1,8 @@
-//! Which processes are selected, decided when they are first heard of.
+//! Selection of processes, decided when they are first seen.
 //!
-//! Input: what was requested, and for each process its parent or what /proc shows of it; output: selected or excluded.
-//! Those that are excluded go to the kernel's `SampleFilter`, so that their samples are not copied; a process that
-//! nobody has heard of yet is sampled, so that no short one is missed.
+//! Input: the request, and for each process its parent or its /proc entry; output: selected or excluded. Excluded
+//! processes go to the kernel's `SampleFilter`, so that their samples are not copied; a process not yet seen is
+//! sampled, so that no short one is missed.
 
 use hashbrown::HashSet;
 use libc::pid_t;
@@ -10,13 +10,13 @@ use libc::pid_t;
 use super::procfs::Procfs;
 use crate::sources::ProcessSelection;
 
-/// What was requested, and what was decided.
+/// The request, and the decisions so far.
 #[derive(Debug)]
 pub(in super::super) struct ProcessFilter {
     chosen: ProcessSelection,
     is_one: bool,
     excluded: HashSet<pid_t>,
-    /// What the kernel is to know of these: excluded, or no longer.
+    /// Changes for the kernel: excluded (true) or not.
     changes: Vec<(pid_t, bool)>,
 }
 
@@ -26,23 +26,22 @@ impl ProcessFilter {
         ProcessFilter { chosen, is_one, excluded: HashSet::new(), changes: Vec::new() }
     }
 
-    /// Whether one process is all that is selected, ever.
+    /// Whether only one process can ever be selected.
     pub(in super::super) fn is_one(&self) -> bool {
         self.is_one
     }
 
-    /// All processes are selected.
+    /// Whether all processes are selected.
     pub(in super::super) fn is_all(&self) -> bool {
         self.chosen.all
     }
 
-    /// Whether what a process starts is selected with it.
+    /// Whether children are selected with their parents.
     pub(in super::super) fn follows_children(&self) -> bool {
         self.chosen.children
     }
 
-    /// An excluded process is judged again when it runs another program: it may have been put into a
-    /// control group, or have become another user's, in between.
+    /// Whether an excluded process is reconsidered at exec: its control group or user may have changed.
     pub(in super::super) fn may_select_at_exec(&self) -> bool {
         self.chosen.cgroup.is_some() || self.chosen.uid.is_some()
     }
@@ -52,8 +51,8 @@ impl ProcessFilter {
         self.excluded.contains(&pid)
     }
 
-    /// Decides whether a process is selected; `parent_selected`: the one that started it is. One that is gone already
-    /// had the control group and the user of that one, as most have.
+    /// Decides whether a process is selected. `parent_selected`: its parent is. A process that is already gone is
+    /// assumed to have had its parent's control group and user, as most do.
     pub(super) fn decide(&mut self, pid: pid_t, parent_selected: bool, procfs: &dyn Procfs) -> bool {
         let is_selected = self.selects(pid, parent_selected, procfs);
         if !is_selected {
@@ -72,27 +71,27 @@ impl ProcessFilter {
             || uid.is_some_and(|uid| procfs.user(pid).map_or(parent_selected, |of| of == uid))
     }
 
-    /// The number is that of a process that was started just now: the one that was requested by it has ended.
+    /// Notes that a pid belongs to a process just started: the one requested by this number has ended.
     pub(super) fn pid_reused(&mut self, pid: pid_t) {
         if !self.is_one {
             self.chosen.pids.retain(|chosen| *chosen != pid.unsigned_abs());
         }
     }
 
-    /// The number is no longer that of the process that was excluded.
+    /// Notes that a pid no longer belongs to an excluded process.
     pub(super) fn pid_released(&mut self, pid: pid_t) {
         if self.excluded.remove(&pid) {
             self.changes.push((pid, false));
         }
     }
 
-    /// What the kernel is to know since this was called before: processes that are excluded, or no longer.
+    /// Changes for the kernel since the last call: processes excluded, or no longer.
     pub(in super::super) fn take_changes(&mut self) -> Vec<(pid_t, bool)> {
         std::mem::take(&mut self.changes)
     }
 }
 
-/// Whether processes that are not known yet may be selected.
+/// Whether unknown processes may be selected.
 fn is_open(chosen: &ProcessSelection) -> bool {
     let ProcessSelection { pids: _, children, all, cgroup, uid } = chosen;
     *children || *all || cgroup.is_some() || uid.is_some()
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn children_are_selected_with_their_parents_only() {
+    fn children_are_selected_only_with_their_parents() {
         let filter = |children, pids: &[u32]| {
             ProcessFilter::new(ProcessSelection {
                 pids: pids.to_vec(),
@@ -123,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_gone_was_what_started_it() {
+    fn a_process_that_is_gone_is_judged_by_its_parent() {
         let gone = 1 << 30;
         for chosen in [
             ProcessSelection { cgroup: Some("/".to_owned()), ..ProcessSelection::default() },
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_was_requested_is_selected_until_it_is_another_processs() {
+    fn a_requested_pid_is_selected_until_it_is_reused() {
         let mut filter =
             ProcessFilter::new(ProcessSelection { pids: vec![7, 8], ..ProcessSelection::default() });
         filter.pid_reused(7);
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_hears_of_each_decision_once() {
+    fn each_decision_is_reported_to_the_kernel_once() {
         let mut filter = ProcessFilter::new(ProcessSelection {
             pids: vec![7],
             children: true,

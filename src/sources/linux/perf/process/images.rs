@@ -1,7 +1,7 @@
-//! The memory and the files of a process, as the images in them are read: through /proc as long as it is there, else by
-//! its records and by the files of the process that started it.
+//! Memory and files of a process, for reading its images: through /proc while it exists, otherwise by its records
+//! and the files of its parent.
 //!
-//! Input: mappings by records, with their times; output: mappings and the bytes behind them.
+//! Input: mappings by records, with their times; output: mappings and their bytes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -18,29 +18,29 @@ use crate::sources::linux::images::{self, Maps};
 use crate::sources::linux::program_path::StartPath;
 use crate::sources::linux::{sys, threads};
 
-/// So long only records show the memory of a new program, nanoseconds.
+/// Time for which only records describe the memory of a new program, nanoseconds.
 const RECORDS_HOLD_NS: u64 = 1_000_000_000;
 
-/// The memory and the files of one process.
+/// Memory and files of one process.
 pub(super) struct ProcessImages {
     pid: pid_t,
-    /// The thread through which /proc shows the memory: the first, until it has exited.
+    /// The thread with memory visible in /proc: the first, until it has exited.
     memory_of: pid_t,
     maps: Maps,
-    /// The path that its program was started by.
+    /// Path by which its program was started.
     start_path: StartPath,
     files: Arc<TargetFiles>,
-    /// They are those of the process that started it.
+    /// Whether they are the files of its parent.
     files_inherited: bool,
-    /// Executable memory by the records, or as it was last read.
+    /// Executable memory by the records, or as last read.
     history: MmapHistory,
-    /// Since when all of its executable memory is known from records (monotonic clock): a new
-    /// program was named then, or the process was started.
+    /// Time since which all of its executable memory is known from records (monotonic clock): an exec, or the
+    /// start of the process.
     from_records_ns: Option<u64>,
 }
 
 impl ProcessImages {
-    /// Of a process with these files.
+    /// Images of a process with these files.
     pub(super) fn new(pid: pid_t, files: Arc<TargetFiles>) -> ProcessImages {
         ProcessImages {
             pid,
@@ -54,7 +54,7 @@ impl ProcessImages {
         }
     }
 
-    /// Of another process like this one: `started` by it just now, or one that was found.
+    /// Images of another process: `started` by this one just now, or found running.
     pub(super) fn new_for(&self, pid: pid_t, started: bool) -> ProcessImages {
         ProcessImages {
             files_inherited: true,
@@ -64,8 +64,8 @@ impl ProcessImages {
         }
     }
 
-    /// Opens the files through the process itself, as long as it is there. One that has ended
-    /// has no root any more; what it was forked from had the same.
+    /// Opens the files through the process itself, if it still exists. An ended process has no root; its parent
+    /// had the same one.
     pub(super) fn open_own_files(&mut self) {
         let files = TargetFiles::of(self.pid);
         if files.has_root() {
@@ -74,12 +74,12 @@ impl ProcessImages {
         self.files_inherited = false;
     }
 
-    /// It runs another program: the path that this one was started by is not known.
+    /// Drops the start path after an exec.
     pub(super) fn forget_start_path(&mut self) {
         self.start_path = StartPath::default();
     }
 
-    /// The path that its program was started by, where that is a link to its file; `name`: that of the process.
+    /// The path by which its program was started, if that links to its file; `name`: process name.
     pub(super) fn program_path(&mut self, name: &str, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
         self.start_path.of(self.memory_of, name, &self.files, &self.maps.patience, mappings)
     }
@@ -89,24 +89,24 @@ impl ProcessImages {
         &self.history
     }
 
-    /// Records may be missing: the mappings are read from /proc.
+    /// After lost records: the mappings are read from /proc.
     pub(super) fn distrust_records(&mut self) {
         self.from_records_ns = None;
     }
 
-    /// The process runs another program from this time on, whose mappings are in records.
+    /// Records an exec at this time, with the mappings of the new program in records.
     pub(super) fn exec_at(&mut self, at_ns: u64) {
         self.history.clear();
         self.from_records_ns = Some(at_ns);
     }
 
-    /// The process was started with a copy of this memory, which may be unknown.
+    /// Starts the process with a copy of this memory, which may be unknown.
     pub(super) fn fork_at(&mut self, history: MmapHistory, at_ns: u64) {
         self.from_records_ns = (!history.list().is_empty()).then_some(at_ns);
         self.history = history;
     }
 
-    /// Code was mapped.
+    /// Adds a mapping of code.
     pub(super) fn add(&mut self, mapping: Mapping) {
         self.history.add(mapping);
     }
@@ -126,8 +126,8 @@ impl ProcessImages {
         out: &mut Vec<Mapping>,
     ) -> Result<(), Fault> {
         out.clear();
-        // What /proc shows is of now, and may be another program already; what was unmapped is not
-        // in records, and matters after a while only.
+        // /proc shows the current mappings, possibly of another program already; records lack unmapped memory,
+        // which matters only after a while.
         if self.from_records_ns.is_some_and(|since_ns| monotonic_ns() < since_ns + RECORDS_HOLD_NS) {
             out.extend_from_slice(self.history.list());
             self.maps.place_moved_text(self.memory_of, out);
@@ -146,18 +146,19 @@ impl ProcessImages {
         if out.is_empty() { read } else { Ok(()) }
     }
 
-    /// The bytes behind a mapping; `seen_ns`: when the process last had a record (monotonic clock).
+    /// The bytes of a mapping; `seen_ns`: time of the process's last record (monotonic clock).
     pub(super) fn bytes(&self, mapping: &Mapping, seen_ns: u64) -> Result<ImageBytes, OpenError> {
         self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
             MappingKind::File if !matches!(why, OpenError::NoAnswer) => {
-                // The process has gone. While it ran nobody could write to its program (ETXTBSY), but since.
+                // The process is gone. While it ran, its program could not be written to (ETXTBSY), but since then
+                // it could.
                 let ago = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
                 let seen = SystemTime::now().checked_sub(ago);
                 self.files
                     .open_same(&self.maps.patience, &mapping.path, mapping.identity, seen)
                     .unwrap_or(Err(why))
             }
-            // All processes have the same.
+            // All processes share one vDSO.
             MappingKind::Vdso => images::own_vdso().ok_or(why),
             MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
         })

@@ -1,14 +1,15 @@
-//! The executable memory of a process by its records (PERF_RECORD_MMAP2): for when `/proc/PID/maps` is gone, because
-//! the process is.
+//! The executable memory of a process by its records (PERF_RECORD_MMAP2), for when the process, and with it
+//! `/proc/PID/maps`, is gone.
 //!
-//! Input: mappings in the order of their times, or a list as it was read; output: mappings sorted by address. No record
-//! says what was unmapped, so that a later mapping replaces what it covers.
+//! Input: mappings in time order, or a list as read; output: mappings sorted by address. No record reports
+//! unmapping, so a later mapping replaces whatever it overlaps.
 
 use crate::binary::Mapping;
 
-/// Most mappings that are kept. Where one more does not fit no time is lost: samples in its code keep their weight, and their
-/// frames count as unnamed, or their stacks as incomplete, until /proc/PID/maps is read again. Processes have fewer at a
-/// time (`vm.max_map_count`): so many are mostly of a past that records of munmap(2) would end.
+/// Maximum number of mappings. No time is lost beyond it: samples in further code keep their weight, and their
+/// frames count as unnamed, or their stacks as incomplete, until /proc/PID/maps is read again. Processes have
+/// fewer at a time (`vm.max_map_count`): a list this long consists mostly of mappings already removed by
+/// munmap(2), which is not recorded.
 const MAX_MAPPINGS: usize = 65_536;
 
 /// The mappings of one process.
@@ -19,12 +20,12 @@ pub(in super::super) struct MmapHistory {
 }
 
 impl MmapHistory {
-    /// The process runs another program.
+    /// Clears the mappings at exec.
     pub(in super::super) fn clear(&mut self) {
         self.list.clear();
     }
 
-    /// They were read as they are.
+    /// Replaces the mappings by a list as read.
     pub(in super::super) fn replace(&mut self, list: &[Mapping]) {
         self.list.clear();
         self.list.extend_from_slice(list);
@@ -35,7 +36,7 @@ impl MmapHistory {
         &self.list
     }
 
-    /// Takes a new one in.
+    /// Adds a new mapping.
     pub(in super::super) fn add(&mut self, mapping: Mapping) {
         let (start, end) = (mapping.avma.start, mapping.avma.end);
         let from = self.list.partition_point(|old| old.avma.end <= start);
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_mapping_replaces_what_it_covers_and_no_more() {
+    fn a_later_mapping_replaces_only_what_it_overlaps() {
         let mut history = MmapHistory::default();
         history.add(mmap(0x10_000, 0x4000, 1));
         history.add(mmap(0x20_000, 0x1000, 2));

@@ -1,4 +1,4 @@
-//! Processes: which are sampled, their names, threads and mappings, by records and by /proc.
+//! Processes: their selection, names, threads and mappings, by records and by /proc.
 
 pub(super) mod entry;
 pub(super) mod event;

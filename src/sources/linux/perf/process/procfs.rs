@@ -1,7 +1,7 @@
-//! What the process stage reads in /proc: who started a process, whose it is, its name, whether it runs.
+//! The process stage's access to /proc: parent, owner, name and state of a process.
 //!
-//! Input: numbers of processes and threads; output: values, `None` of what is gone. All is read through [`Procfs`], so
-//! that the stage runs on a simulated kernel, too.
+//! Input: process and thread numbers; output: values, or `None` if gone. All access is through [`Procfs`], so that
+//! the stage also runs on a simulated kernel.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ pub(in super::super) trait Procfs {
     /// All processes, by number.
     fn processes(&self) -> Vec<pid_t>;
 
-    /// The process that started one.
+    /// The parent of a process.
     fn parent(&self, pid: pid_t) -> Option<pid_t>;
 
     /// The effective user.
@@ -24,7 +24,7 @@ pub(in super::super) trait Procfs {
     /// Whether a process is in a control group or one below it.
     fn is_in_cgroup(&self, pid: pid_t, cgroup: &str) -> Option<bool>;
 
-    /// What a process is shown under: its name, or that of a kind of kernel threads (`[kworker]`).
+    /// Displayed name of a process: its name, or the kind of a kernel thread (`[kworker]`).
     fn name(&self, pid: pid_t) -> String;
 
     /// The file name of its program.
@@ -33,7 +33,7 @@ pub(in super::super) trait Procfs {
     /// The name of a thread.
     fn thread_name(&self, pid: pid_t, tid: pid_t) -> Option<String>;
 
-    /// The stack pointer that the first thread began with.
+    /// The initial stack pointer of the first thread.
     fn stack_top(&self, pid: pid_t) -> Option<Avma>;
 
     /// Whether a thread of the process runs or waits.
@@ -98,12 +98,12 @@ pub(in crate::sources::linux) fn all_processes() -> Vec<pid_t> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The process that started one, as /proc has it now.
+/// The current parent of a process, by /proc.
 pub(in crate::sources::linux) fn parent_of(pid: pid_t) -> Option<pid_t> {
     status_value(pid, "PPid")?.trim().parse().ok()
 }
 
-/// Whether a process has memory of its own, as threads of the kernel have not.
+/// Whether a process has user memory; kernel threads have none.
 pub(in super::super) fn has_user_memory(pid: pid_t) -> bool {
     status_value(pid, "VmSize").is_some()
 }
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_holds_itself_and_what_is_below_it() {
+    fn a_control_group_contains_itself_and_its_descendants() {
         assert!(is_below("/user.slice", "/user.slice"));
         assert!(is_below("/user.slice/a.scope", "/user.slice/"));
         assert!(!is_below("/user.slices", "/user.slice"));

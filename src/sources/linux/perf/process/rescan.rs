@@ -1,13 +1,13 @@
-//! When /proc is read again, where records were lost that may have said something of processes.
+//! When to read /proc again after losing records of processes.
 //!
-//! Input: that records were lost, and what a rescan cost; output: whether it is time for one.
+//! Input: lost records, and the cost of a rescan; output: whether a rescan is due.
 
-/// /proc is read again this often at most, nanoseconds.
+/// Minimum interval between rescans, nanoseconds.
 const DISTANCE_NS: u64 = 500_000_000;
-/// And so seldom that it takes this part of the time: 1/20.
+/// Maximum share of time for rescans: 1/20.
 const COST_SHARE: u64 = 20;
 
-/// Whether a rescan is due.
+/// Schedule of rescans.
 #[derive(Debug, Default)]
 pub(super) struct RescanSchedule {
     is_requested: bool,
@@ -15,17 +15,17 @@ pub(super) struct RescanSchedule {
 }
 
 impl RescanSchedule {
-    /// Records were lost.
+    /// Requests a rescan after lost records.
     pub(super) fn request(&mut self) {
         self.is_requested = true;
     }
 
-    /// Whether a rescan begins at this time (monotonic clock).
+    /// Whether to begin a rescan at this time (monotonic clock).
     pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
         now_ns >= self.next_ns && std::mem::take(&mut self.is_requested)
     }
 
-    /// A rescan took from when to when.
+    /// Records the begin and end of a rescan.
     pub(super) fn end(&mut self, begun_ns: u64, now_ns: u64) {
         self.next_ns = begun_ns + DISTANCE_NS.max(COST_SHARE * now_ns.saturating_sub(begun_ns));
     }
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rescans_are_as_seldom_as_they_cost() {
+    fn expensive_rescans_are_rare() {
         let mut schedule = RescanSchedule::default();
         assert!(!schedule.is_due(1_000), "nothing was lost");
         schedule.request();

@@ -1,8 +1,8 @@
-//! The process stage: which processes there are, and what events say of them.
+//! The process stage: the known processes, and what events report about them.
 //!
-//! Input: events in the order of their times, and /proc; output: the events of selected processes. A process is selected
-//! or excluded when it is first heard of. Where records were lost, /proc is read again (`rescan.rs`). What is known of a
-//! process that has ended is kept for some batches: records of it may come late.
+//! Input: events in time order, and /proc; output: the events of selected processes. A process is selected or
+//! excluded when first seen. After lost records, /proc is read again (`rescan.rs`). An ended process is kept for
+//! some batches: its records may arrive late.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,15 +21,15 @@ use crate::addr::Avma;
 use crate::binary::Mapping;
 use crate::sources::Capture;
 
-/// Most ancestors that are looked up when a process is judged.
+/// Maximum number of ancestors looked up to select a process.
 const ANCESTORS_MAX: u32 = 64;
-/// What is known of a process that has ended is kept for so many batches: records of it may come late.
+/// Number of batches for which an ended process is kept: its records may arrive late.
 const BATCHES_AFTER_END: u8 = 3;
 
-/// What changed of the memory of a process at a time.
+/// A change of a process's memory.
 #[derive(Debug)]
 enum MemoryChange {
-    /// It is a copy of that of this process.
+    /// It becomes a copy of the memory of this process.
     Fork(pid_t),
     Exec,
     Mmap(Mapping),
@@ -38,58 +38,58 @@ enum MemoryChange {
 /// The end of a thread or of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum End {
-    /// A thread that the sampler knows of exited, at this time (monotonic clock).
+    /// Exit of a thread known to the sampler, at this time (monotonic clock).
     Thread(u64),
-    /// A process has ended; when its last thread exited, if that was recorded (monotonic clock).
+    /// End of a process, with the exit time of its last thread, if recorded (monotonic clock).
     Process(Option<u64>),
 }
 
-/// What the sampler does not know of a thread yet.
+/// Parts of a thread that are new to the sampler.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) struct Announcement {
-    /// Its process, under this name.
+    /// Its process, with this name.
     pub(in super::super) process: Option<String>,
     /// The thread.
     pub(in super::super) thread: Option<NewThread>,
 }
 
-/// A thread that the sampler does not know yet.
+/// A thread that is new to the sampler.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) struct NewThread {
-    /// The stack pointer that it began with, where that is known.
+    /// Its initial stack pointer, if known.
     pub(in super::super) stack_top: Option<Avma>,
-    /// When it started, if a record reported that (monotonic clock).
+    /// Its start time, if recorded (monotonic clock).
     pub(in super::super) started_ns: Option<u64>,
 }
 
-/// The processes that are sampled.
+/// The sampled processes.
 pub(in super::super) struct ProcessTable {
-    /// The process that the recording is of, or what stands for all.
+    /// The main process, or the placeholder for all.
     main: pid_t,
     filter: ProcessFilter,
     entries: BTreeMap<pid_t, ProcessEntry>,
-    /// Events that were not handed on yet.
+    /// Events not yet taken.
     events: Vec<(SampleId, ProcessEvent)>,
-    /// Processes that were added since [`ProcessTable::take_added`].
+    /// Processes added since [`ProcessTable::take_added`].
     added: Vec<pid_t>,
-    /// What is to change with the time of the sampler: time, process, change.
+    /// Changes to apply as the sampler's time advances: time, process, change.
     changes: VecDeque<(u64, pid_t, MemoryChange)>,
-    /// Threads that exited: their names are forgotten after this batch. Process, thread.
+    /// Exited threads with names to be dropped after this batch. Process, thread.
     names_to_forget: Vec<(pid_t, pid_t)>,
-    /// Processes that threads left in this batch, and in the batch before.
+    /// Processes with thread exits in this batch, and in the previous one.
     exiting: Vec<pid_t>,
     exiting_before: Vec<pid_t>,
-    /// Processes that have ended and are not removed.
+    /// Processes that have ended but are not yet removed.
     ended: Vec<pid_t>,
     rescan: RescanSchedule,
-    /// Waits are recorded: a thread ends behind its last one.
+    /// Whether waits are recorded: a thread then ends after its last one.
     records_waits: bool,
-    /// Programs so far.
+    /// Number of programs so far.
     programs: u64,
 }
 
 impl ProcessTable {
-    /// With the process that the recording is of, or what stands for all.
+    /// A table with the main process, or the placeholder for all.
     pub(in super::super) fn new(
         filter: ProcessFilter,
         main: ProcessEntry,
@@ -113,24 +113,24 @@ impl ProcessTable {
         }
     }
 
-    /// The sampler knows of the main process from the beginning; `awaits_exec`: it is a command that does not run yet.
+    /// Makes the main process known to the sampler; `awaits_exec`: its command is not running yet.
     pub(in super::super) fn begin(&mut self, awaits_exec: bool) {
         if let Some(main) = self.entries.get_mut(&self.main) {
             (main.is_announced, main.awaits_exec) = (true, awaits_exec);
         }
     }
 
-    /// The process that the recording is of, or what stands for all.
+    /// The main process, or the placeholder for all.
     pub(in super::super) fn main(&self) -> pid_t {
         self.main
     }
 
-    /// Which processes are selected.
+    /// The selection of processes.
     pub(in super::super) fn filter(&self) -> &ProcessFilter {
         &self.filter
     }
 
-    /// What the kernel is to know since this was called before: processes that are excluded, or no longer.
+    /// Changes for the kernel since the last call: processes excluded, or no longer.
     pub(in super::super) fn take_filter_changes(&mut self) -> Vec<(pid_t, bool)> {
         self.filter.take_changes()
     }
@@ -140,27 +140,27 @@ impl ProcessTable {
         self.entries.get(&pid)
     }
 
-    /// A process of the table, to be read and changed.
+    /// A process of the table, mutable.
     pub(in super::super) fn get_mut(&mut self, pid: pid_t) -> Option<&mut ProcessEntry> {
         self.entries.get_mut(&pid)
     }
 
-    /// Processes that are sampled and have not ended.
+    /// Sampled processes that have not ended.
     pub(in super::super) fn running(&self) -> Vec<pid_t> {
         self.entries.iter().filter(|(_, entry)| !entry.has_ended()).map(|(pid, _)| *pid).collect()
     }
 
-    /// Processes that were added since this was called before.
+    /// Processes added since the last call.
     pub(in super::super) fn take_added(&mut self) -> Vec<pid_t> {
         std::mem::take(&mut self.added)
     }
 
-    /// The events so far.
+    /// Takes the events so far.
     pub(in super::super) fn take_events(&mut self) -> Vec<(SampleId, ProcessEvent)> {
         std::mem::take(&mut self.events)
     }
 
-    /// Judges the processes that run now, before any is sampled.
+    /// Decides on the running processes, before any is sampled.
     pub(in super::super) fn select_all(&mut self, procfs: &dyn Procfs) {
         if self.filter.is_all() || self.filter.is_one() {
             return;
@@ -170,12 +170,12 @@ impl ProcessTable {
         }
     }
 
-    /// Whether a process is selected; one that is new is judged.
+    /// Whether a process is selected; decides for a new one.
     pub(in super::super) fn select(&mut self, pid: pid_t, procfs: &dyn Procfs) -> bool {
         self.select_with_ancestors(pid, None, 0, procfs)
     }
 
-    /// Selects a process, whose `parent` is known where it was just started; `depth` of its ancestors were looked up.
+    /// Selects a process. `parent`: known if it was just started; `depth`: number of ancestors looked up so far.
     fn select_with_ancestors(
         &mut self,
         pid: pid_t,
@@ -211,7 +211,7 @@ impl ProcessTable {
         true
     }
 
-    /// Begins a batch: forgets the names of threads that exited before it.
+    /// Begins a batch: drops the names of threads that exited before it.
     pub(in super::super) fn begin_batch(&mut self) {
         for (pid, tid) in self.names_to_forget.drain(..) {
             if let Some(entry) = self.entries.get_mut(&pid) {
@@ -220,7 +220,7 @@ impl ProcessTable {
         }
     }
 
-    /// Takes in an event. The buffer of a sample of a process that is not selected is given back.
+    /// Handles an event. Returns the sample buffer of an unselected process.
     pub(in super::super) fn push_event(
         &mut self,
         id: SampleId,
@@ -309,20 +309,20 @@ impl ProcessTable {
             entry.name_thread(pid, name);
         }
         self.changes.push_back((id.time_ns, pid, MemoryChange::Fork(parent)));
-        // It will wait sooner or later, perhaps before it runs another program.
+        // It will wait eventually, perhaps before its next exec.
         if self.records_waits && !std::mem::replace(&mut entry.is_announced, true) {
             self.events.push((id, ProcessEvent::ProcessNamed(entry.name().to_owned())));
         }
     }
 
-    /// Takes in a name of a thread, or of a new program.
+    /// Handles a new name of a thread, or of a new program.
     fn comm(&mut self, id: SampleId, name: String, exec: bool) -> Option<ProcessEvent> {
         let entry = self.entries.get_mut(&id.pid)?;
         entry.name_thread(id.tid, name.clone());
         // After an exec a thread has the number of the first one, which has ended.
         self.names_to_forget.retain(|thread| *thread != (id.pid, id.tid));
         if !exec {
-            // Later records of the thread find this name.
+            // Later records of the thread use this name.
             return entry.is_announced.then_some(ProcessEvent::ThreadNamed(name));
         }
         self.programs += 1;
@@ -336,13 +336,13 @@ impl ProcessTable {
         (!is_first && entry.is_announced).then_some(ProcessEvent::Exec(name))
     }
 
-    /// Ends the events of a batch: changes of memory are put in the order of their times, since what the batch before
-    /// left may be younger than the beginning of this one.
+    /// Ends the events of a batch: sorts changes of memory by time, since those left from the previous batch may
+    /// be newer than the beginning of this one.
     pub(in super::super) fn end_events(&mut self) {
         self.changes.make_contiguous().sort_by_key(|(at_ns, ..)| *at_ns);
     }
 
-    /// The memory of processes is as it was at this time from now on.
+    /// Advances the memory of processes to this time.
     pub(in super::super) fn set_time(&mut self, time_ns: u64) {
         while self.changes.front().is_some_and(|(at_ns, ..)| *at_ns <= time_ns) {
             let Some((at_ns, pid, change)) = self.changes.pop_front() else { return };
@@ -361,7 +361,7 @@ impl ProcessTable {
         }
     }
 
-    /// What the sampler does not know yet of a thread, and of its process: it knows of both from now on.
+    /// What is new to the sampler about a thread and its process; both are known from now on.
     pub(in super::super) fn announce(&mut self, id: SampleId, procfs: &dyn Procfs) -> Announcement {
         let Some(entry) = self.entries.get_mut(&id.pid) else {
             return Announcement { process: None, thread: None };
@@ -376,7 +376,7 @@ impl ProcessTable {
         Announcement { process, thread }
     }
 
-    /// A thread exited: it ends with a batch to come, since on its way out it still runs for a while.
+    /// Records the exit of a thread, to be reported with a later batch, since it still runs for a while.
     pub(in super::super) fn exit_thread(&mut self, id: SampleId) {
         if let Some(entry) = self.entries.get_mut(&id.pid) {
             entry.exits.first_thread |= id.tid == id.pid;
@@ -386,23 +386,24 @@ impl ProcessTable {
         }
     }
 
-    /// When the last thread of a process exited, whose first one has (monotonic clock).
+    /// Exit time of a process's last thread, if its first one has exited (monotonic clock).
     pub(in super::super) fn exited_ns(&self, pid: pid_t) -> Option<u64> {
         self.entries.get(&pid).filter(|entry| entry.exits.first_thread)?.exits.last_ns
     }
 
-    /// The process runs another program: the threads that the sampler knows of, which have ended with that.
+    /// Handles an exec: returns the threads known to the sampler, which have ended.
     pub(in super::super) fn exec(&mut self, id: SampleId) -> Vec<pid_t> {
         let Some(entry) = self.entries.get_mut(&id.pid) else { return Vec::new() };
         entry.program_since_ns = id.time_ns;
-        // One of these numbers is that of the thread that goes on.
+        // One of these numbers belongs to the surviving thread.
         entry.exits = super::entry::Exits { batches_left: entry.exits.batches_left, ..Default::default() };
         std::mem::take(&mut entry.threads).into_iter().collect()
     }
 
-    /// Ends a batch whose last event is of `last_ns`: the threads that exited in the batch before and the processes that
-    /// have ended with them, each with the time of that; with the last batch, all that exited. A thread that exited at `watermark_ns` or later has waits that
-    /// are reported with a batch to come, and it ends behind them. Threads whose records are over go to `over`.
+    /// Ends a batch with its last event at `last_ns`. Returns the threads that exited in the previous batch and
+    /// the processes that ended with them, each with its time; with the last batch, all that exited. A thread that
+    /// exited at or after `watermark_ns` has waits that are reported with a later batch, and ends after them.
+    /// Threads without further records go to `over`.
     pub(in super::super) fn end_batch(
         &mut self,
         last_ns: u64,
@@ -441,8 +442,8 @@ impl ProcessTable {
             if pid == self.main || !entry.exits.first_thread {
                 continue;
             }
-            // Its first thread has exited, and the others are exiting, or run on. When they have exited, their last records
-            // may be in rings that were read before: the next batch holds these, if one comes.
+            // Its first thread has exited, and the others are exiting or still running. Once they have exited,
+            // their last records may be in rings already read: the next batch, if any, contains these.
             let are_all_read = entry.exits.is_dead || is_last;
             entry.exits.is_dead = !procfs.is_alive(pid);
             if !entry.exits.is_dead || !are_all_read {
@@ -450,7 +451,7 @@ impl ProcessTable {
                 continue;
             }
             if entry.is_announced {
-                // Behind what its threads report at the same time.
+                // After the events of its threads at the same time.
                 let time_ns = last_ns.max(entry.exits.last_ns.unwrap_or(0));
                 let end = End::Process(entry.exits.last_ns);
                 ends.push((SampleId { pid, tid: pid_t::MAX, time_ns, ..SampleId::default() }, end));
@@ -483,7 +484,7 @@ impl ProcessTable {
         }
     }
 
-    /// Forgets what was decided about a pid: it may be reused, or is to be judged again.
+    /// Drops the decision about a pid: it may be reused, or reconsidered.
     fn forget_pid(&mut self, pid: pid_t) {
         let id = SampleId { pid, tid: pid, ..SampleId::default() };
         self.events.push((id, ProcessEvent::PidReleased));
@@ -494,14 +495,13 @@ impl ProcessTable {
         }
     }
 
-    /// Records were lost: what is known of processes may be stale until the next rescan of /proc.
+    /// Records were lost: process state may be stale until the next rescan of /proc.
     pub(in super::super) fn note_lost(&mut self) {
         self.rescan.request();
     }
 
-    /// Reads /proc where records were lost that may have said that a process runs another program, has mapped code, or
-    /// has ended: what they would have said, as events of the time `at_ns`. Not in every batch: that is when there is
-    /// too much to do.
+    /// Reads /proc after losing records that may have reported an exec, a mapping of code or an end; generates the
+    /// missing events with the time `at_ns`. Not in every batch: records are lost when there is too much to do.
     pub(in super::super) fn rescan(
         &mut self,
         at_ns: u64,
@@ -535,17 +535,17 @@ impl ProcessTable {
         self.rescan.end(begun_ns, clocks.monotonic_ns());
     }
 
-    /// Whether a process runs a program of 32 bits; `None` where it is gone.
+    /// Whether a process runs a 32-bit program; `None` if it is gone.
     pub(in super::super) fn is_of_32_bits(&mut self, pid: pid_t, procfs: &dyn Procfs) -> Option<bool> {
         self.entries.get_mut(&pid)?.is_of_32_bits(procfs)
     }
 
-    /// When the sampler was told of another program of a process (monotonic clock); 0: of none.
+    /// Time of the last exec reported to the sampler (monotonic clock); 0 if none.
     pub(in super::super) fn program_since_ns(&self, pid: pid_t) -> u64 {
         self.entries.get(&pid).map_or(0, |entry| entry.program_since_ns)
     }
 
-    /// The number of the program that a process runs.
+    /// Number of a process's current program.
     pub(in super::super) fn program(&self, pid: pid_t) -> Option<u64> {
         self.entries.get(&pid).map(ProcessEntry::program)
     }

@@ -1,4 +1,4 @@
-//! Events of threads and processes, until the records of all CPUs are in order.
+//! Events of threads and processes, before the records of all CPUs are in order.
 //!
 //! Input: a record, and whether its process is selected. Output: an event, if a later stage needs it.
 
@@ -9,56 +9,56 @@ use crate::addr::Avma;
 use crate::binary::{Mapping, MappingKind};
 use crate::sources::Capture;
 
-/// Whether a process is recorded, as far as that is known when a record of it is read.
+/// Whether a process is recorded, as far as known when its record is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) enum Selection {
     /// Recorded, or not decided yet.
     Selected,
     /// Excluded by the filter.
     Excluded,
-    /// Only one process is recorded, and it is another.
+    /// Another process in a recording of only one.
     Other,
 }
 
-/// What happened to a thread or process.
+/// An event of a thread or process.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) enum Event {
-    /// The process was started, by this thread of this process.
+    /// The process was started by this thread of this process.
     Fork {
-        /// The process that started it.
+        /// Its parent process.
         parent: pid_t,
-        /// The thread that did.
+        /// The thread that started it.
         creator: pid_t,
     },
-    /// The thread was started, by this one of its process.
+    /// The thread was started by this one of its process.
     ThreadStart {
         /// The thread that started it.
         creator: pid_t,
     },
-    /// A sample by the clock.
+    /// A timer sample.
     Sample(Box<Capture>),
-    /// A sample whose stack cannot be used, for this reason.
+    /// A sample with an unusable stack, for this reason.
     Missed(&'static str),
     /// The thread exited.
     ThreadExit,
-    /// The thread, or a process that runs another program now, has this name.
+    /// The new name of a thread, or of a process after an exec.
     Comm {
         /// The name.
         name: String,
-        /// It is that of a new program.
+        /// Whether it is that of a new program.
         exec: bool,
     },
     /// Executable memory was mapped.
     Mmap(Mapping),
-    /// /proc shows that the process runs another program, of this name.
+    /// /proc shows that the process executed a program of this name.
     ProgramFound(String),
     /// The mappings of the process may have changed without a record.
     MappingsStale,
 }
 
 impl Event {
-    /// The event of a record that is not a sample. `selection`: that of its process; `may_select_at_exec`: an
-    /// excluded process may be selected when it runs another program.
+    /// The event of a non-sample record. `selection`: of its process; `may_select_at_exec`: an excluded process
+    /// may be selected at its next exec.
     pub(in crate::sources::linux::perf) fn of(
         id: SampleId,
         record: &PerfRecord<'_>,
@@ -86,7 +86,7 @@ impl Event {
         }
     }
 
-    /// A sample by the clock, whether its stack can be used or not.
+    /// Whether this is a timer sample, with a usable stack or not.
     pub(in crate::sources::linux::perf) fn is_sample(&self) -> bool {
         matches!(self, Event::Sample(_) | Event::Missed(_))
     }
@@ -102,7 +102,7 @@ fn mapping(mmap: &Mmap<'_>) -> Option<Mapping> {
         () if mmap.inode != 0 && path.starts_with('/') => MappingKind::File,
         () => MappingKind::Anonymous,
     };
-    // As /proc/PID/maps has it: no name for memory without a file.
+    // Like /proc/PID/maps: no name for memory without a file.
     let path = if kind == MappingKind::Anonymous && path == "//anon" { String::new() } else { path };
     let identity = (libc::makedev(mmap.device.0, mmap.device.1), mmap.inode);
     Some(Mapping { avma: Avma(mmap.start)..Avma(end), file_offset: mmap.file_offset, path, kind, identity })
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_a_file_where_it_has_an_inode() {
+    fn memory_with_an_inode_is_a_file() {
         let kind =
             |inode, path| mmap(0x10_000, 0x4000, inode, path).map(|mapping| (mapping.kind, mapping.path));
         assert_eq!(kind(3, b"/lib/x.so"), Some((MappingKind::File, "/lib/x.so".to_owned())));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_end_is_no_memory() {
+    fn mappings_with_an_invalid_end_are_dropped() {
         assert_eq!(mmap(u64::MAX - 1, 0x1000, 5, b"/lib/x.so"), None);
         assert_eq!(mmap(0x40_000, 0, 5, b"/lib/x.so"), None);
     }

@@ -1,8 +1,8 @@
-//! The reorder stage: events of all CPUs, in the order of their times.
+//! The reorder stage: events of all CPUs, in time order.
 //!
-//! Input: records; those of one CPU come in order. Output: the events of a batch, sorted once. All events of a batch
-//! are released, those younger than the watermark, too, so that /proc is read while new processes still exist. The
-//! pipeline keeps the process events that result in a [`Queue`] until the watermark has passed them, as it does
+//! Input: records; those of one CPU come in order. Output: the events of a batch, sorted once. All events of a
+//! batch are released, even those newer than the watermark, so that /proc is read while new processes still exist.
+//! The pipeline keeps the resulting process events in a [`Queue`] until the watermark has passed them, like
 //! context switches: the next batch may hold older records.
 
 use hashbrown::HashSet;
@@ -14,24 +14,24 @@ use super::event::{Event, Selection};
 use super::exited_threads::ExitedThreads;
 use super::queue::Queue;
 
-/// What the reorder stage asks about processes.
+/// The reorder stage's view of processes.
 pub(in crate::sources::linux::perf) trait ProcessView {
-    /// Whether the process is recorded, as far as it is known.
+    /// Whether the process is recorded, as far as known.
     fn selection(&self, pid: pid_t) -> Selection;
 
-    /// Whether a process that is excluded may be selected when it runs another program.
+    /// Whether an excluded process may be selected at its next exec.
     fn may_select_at_exec(&self) -> bool;
 }
 
-/// Events that were not released yet.
+/// Events not yet released.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct EventQueue {
     exited: ExitedThreads,
-    /// Processes that were started in the batch: their numbers no longer belong to excluded ones.
+    /// Processes started in the batch: their numbers no longer belong to excluded ones.
     forked: HashSet<pid_t>,
     queue: Queue<Event>,
     usage: Usage,
-    /// When a selected process started, ended, was named or mapped code last.
+    /// Time of the last start, end, naming or code mapping of a selected process.
     changed_ns: u64,
 }
 
@@ -80,23 +80,23 @@ impl EventQueue {
         self.queue.push(id, event);
     }
 
-    /// Releases the events of the batch, in the order of their times.
+    /// Releases the events of the batch, in time order.
     pub(in crate::sources::linux::perf) fn release(&mut self) -> Vec<(SampleId, Event)> {
         self.forked.clear();
         self.queue.release_all()
     }
 
-    /// Takes back the buffer of a batch, which held this many events.
+    /// Takes back the buffer of a batch that held this many events.
     pub(in crate::sources::linux::perf) fn reuse(&mut self, mut buffer: Vec<(SampleId, Event)>, held: usize) {
         buffer.clear();
         self.usage.shrink(&mut buffer, held);
         self.queue.reuse(buffer);
     }
 
-    /// Processes that were started by `listed` and their descendants, by the records of the batch.
+    /// Processes started by `listed` and their descendants, by the records of the batch.
     pub(in crate::sources::linux::perf) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
         let mut started: Vec<pid_t> = Vec::new();
-        // Records are not in the order of their times yet.
+        // Records are not yet in time order.
         loop {
             let before = started.len();
             for (id, event) in self.queue.iter() {
@@ -112,12 +112,12 @@ impl EventQueue {
         }
     }
 
-    /// Forgets a thread that exited.
+    /// Drops an exited thread.
     pub(in crate::sources::linux::perf) fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
         self.exited.forget(pid, tid);
     }
 
-    /// When a selected process started, ended, was named or mapped code last (monotonic clock).
+    /// Time of the last start, end, naming or code mapping of a selected process (monotonic clock).
     pub(in crate::sources::linux::perf) fn changed_ns(&self) -> u64 {
         self.changed_ns
     }
@@ -148,9 +148,9 @@ mod tests {
         PerfRecord::Fork { parent, creator: parent }
     }
 
-    /// Many started by selected ones, in any order, and by others.
+    /// Many processes started by selected ones, in any order, and some by others.
     #[test]
-    fn processes_that_were_started_are_known_before_their_records_are_in_order() {
+    fn started_processes_are_known_before_their_records_are_in_order() {
         let mut events = EventQueue::default();
         for (child, parent) in [(8, 7), (7, 6), (6, 5), (20, 19)] {
             push_record(&mut events, child, 0, &fork(parent));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_excluded_processes_are_left_out_until_the_number_is_another_processs() {
+    fn events_of_excluded_processes_are_dropped_until_their_pid_is_reused() {
         let comm = PerfRecord::Comm { name: b"nine", exec: false };
         let mut events = EventQueue::default();
         push_record(&mut events, 9, 5, &comm);

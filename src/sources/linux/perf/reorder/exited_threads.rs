@@ -1,24 +1,24 @@
-//! Whose the last records of a thread are: as it exits it gives back its number, and what the kernel
-//! records of it then has the number -1 in its place. Input: who records are of, those of one CPU in their
-//! order; output: these, with the number that the thread had.
+//! Threads of records written during exit: an exiting thread gives back its number, and later records have -1
+//! instead. Input: ids of records, those of one CPU in order; output: the same ids with the thread's former
+//! number.
 //!
 //! Source: Linux kernel/events/core.c, `perf_event_pid_type` ("avoid -1 if it is idle thread or runs in another
-//! ns"): a thread that is not alive has no number. Its process has one as long as another thread is there.
+//! ns"): a thread that is not alive has no number. Its process has one while another thread exists.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::ring::record::SampleId;
 
-/// In the place of the number of a thread that has exited.
+/// Replaces the number of an exited thread.
 pub(in crate::sources::linux::perf) const EXITED_TID: pid_t = -1;
 
-/// By CPU: the thread that exited there last, and its process.
+/// By CPU: the last thread that exited there, and its process.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct ExitedThreads(HashMap<u32, (pid_t, pid_t)>);
 
 impl ExitedThreads {
-    /// With the number that the thread had. `ends`: the record says that the thread exited.
+    /// The id with the thread's former number. `ends`: the record reports the exit.
     pub(in crate::sources::linux::perf) fn named(&mut self, id: SampleId, ends: bool) -> SampleId {
         if ends && id.tid > 0 {
             self.0.insert(id.cpu, (id.pid, id.tid));
@@ -29,8 +29,8 @@ impl ExitedThreads {
         }
     }
 
-    /// A thread has ended for the sampler: it has no records any more. What a thread without a
-    /// number does later is of another one, which has moved to the CPU where this one ended.
+    /// Drops a thread without further records. Later records without a number belong to another thread, which
+    /// moved to the CPU where this one ended.
     pub(in crate::sources::linux::perf) fn forget(&mut self, pid: pid_t, tid: pid_t) {
         self.0.retain(|_, exited| *exited != (pid, tid));
     }
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_without_a_number_does_is_of_the_one_that_ended_there() {
+    fn records_without_a_number_belong_to_the_last_exit_on_their_cpu() {
         let mut exited = ExitedThreads::default();
         assert_eq!(exited.named(id(7, EXITED_TID, 0), false).tid, EXITED_TID, "nobody has ended");
         exited.named(id(7, 70, 0), true);

@@ -1,4 +1,4 @@
-//! Records of all CPUs in the order of their times: each ring is in order, the rings are not.
+//! Time order of the records of all CPUs: each ring is in order, but the rings among each other are not.
 
 pub(super) mod event;
 pub(super) mod event_queue;

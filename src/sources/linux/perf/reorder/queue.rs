@@ -1,11 +1,11 @@
-//! Values of all rings in order of time: each ring is in order, and rings are read one after the other.
+//! Orders values of all rings by time: each ring is in order, and rings are read one after another.
 //!
-//! Input: values with their times. Output: the values of a batch, sorted once. Values of one time keep the order in
-//! which they came.
+//! Input: values with their times. Output: the values of a batch, sorted once. Values with equal times keep their
+//! order.
 
 use super::super::ring::record::SampleId;
 
-/// Values that were not released yet.
+/// Values not yet released.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Queue<T> {
     values: Vec<(SampleId, T)>,
@@ -23,18 +23,17 @@ impl<T> Queue<T> {
         self.values.push((id, value));
     }
 
-    /// All values, as they came.
+    /// All values, in order of arrival.
     pub(in crate::sources::linux::perf) fn iter(&self) -> impl Iterator<Item = &(SampleId, T)> {
         self.values.iter()
     }
 
-    /// Releases all values, in the order of their times. A later batch may hold earlier ones.
+    /// Releases all values, in time order. A later batch may hold earlier ones.
     pub(in crate::sources::linux::perf) fn release_all(&mut self) -> Vec<(SampleId, T)> {
         self.release_before(u64::MAX)
     }
 
-    /// Releases the values of before this time (the watermark: all rings were read to there), in the order of their
-    /// times.
+    /// Releases the values before this time, in time order (the watermark: all rings were read up to it).
     pub(in crate::sources::linux::perf) fn release_before(
         &mut self,
         watermark_ns: u64,
@@ -48,7 +47,7 @@ impl<T> Queue<T> {
         std::mem::replace(&mut self.values, later)
     }
 
-    /// Takes the buffer of a batch back, which is empty, where the queue has none.
+    /// Takes back the empty buffer of a batch, if the queue has none.
     pub(in crate::sources::linux::perf) fn reuse(&mut self, buffer: Vec<(SampleId, T)>) {
         if self.values.capacity() == 0 {
             self.values = buffer;
@@ -69,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_released_up_to_the_watermark_in_the_order_of_their_times() {
+    fn values_are_released_up_to_the_watermark_in_time_order() {
         let mut queue = Queue::default();
         for (time_ns, value) in [(30, 3), (10, 1), (40, 4), (20, 2)] {
             queue.push(id(time_ns), value);
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_one_time_keep_their_order() {
+    fn values_with_equal_times_keep_their_order() {
         let mut queue = Queue::default();
         for value in 0..100 {
             queue.push(id(u64::from(value % 3)), value);

@@ -15,10 +15,10 @@ use perf_event_open_sys::bindings::{
 use super::registers;
 use crate::arch::Registers;
 
-/// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
+/// `PERF_CONTEXT_MAX`: values above are context markers, not addresses (include/uapi/linux/perf_event.h).
 const CONTEXT_MAX: u64 = (-4095i64) as u64;
-/// Least period of a clock, nanoseconds. Samples at switches have the length of their chain in its place, which is
-/// less: this tells the two kinds apart in a ring that both write to.
+/// Minimum timer period, nanoseconds. Samples at switches have the length of their chain in its place, which is
+/// less: this distinguishes the two kinds in a shared ring.
 pub(in crate::sources::linux::perf) const CLOCK_PERIOD_MIN: u64 = 10_000;
 /// Bytes of `sample_id_all` at the end of every record that is not a sample: process, thread, time, event, CPU.
 const SAMPLE_ID_BYTES: usize = 32;
@@ -32,7 +32,7 @@ pub(in crate::sources::linux::perf) struct SampleId {
     pub(in crate::sources::linux::perf) tid: pid_t,
     /// Monotonic clock, nanoseconds.
     pub(in crate::sources::linux::perf) time_ns: u64,
-    /// On which CPU.
+    /// CPU.
     pub(in crate::sources::linux::perf) cpu: u32,
 }
 
@@ -45,9 +45,9 @@ pub(in crate::sources::linux::perf) enum PerfRecord<'a> {
     Sample(Sample<'a>),
     /// PERF_RECORD_MMAP2 of executable memory.
     Mmap(Mmap<'a>),
-    /// PERF_RECORD_COMM: a new name, of a new program if `exec`.
+    /// PERF_RECORD_COMM: a new name; of a new program if `exec`.
     Comm { name: &'a [u8], exec: bool },
-    /// PERF_RECORD_EXIT: a thread has ended.
+    /// PERF_RECORD_EXIT: a thread exited.
     Exit,
     /// PERF_RECORD_FORK: it was started, by this thread of this process.
     Fork { parent: pid_t, creator: pid_t },
@@ -67,7 +67,7 @@ pub(in crate::sources::linux::perf) enum PerfRecord<'a> {
 }
 
 impl PerfRecord<'_> {
-    /// A sample by the clock.
+    /// Whether this is a timer sample.
     pub(in crate::sources::linux::perf) fn is_by_clock(&self) -> bool {
         matches!(self, PerfRecord::Sample(Sample { at_switch: false, .. }))
     }
@@ -76,11 +76,11 @@ impl PerfRecord<'_> {
 /// A sample.
 #[derive(Debug, PartialEq)]
 pub(in crate::sources::linux::perf) struct Sample<'a> {
-    /// Taken where the thread left its CPU, and not by the clock.
+    /// Taken where the thread left its CPU, not by the timer.
     pub(in crate::sources::linux::perf) at_switch: bool,
-    /// Addresses in the kernel, the innermost first; 8 bytes each.
+    /// Kernel addresses, innermost first; 8 bytes each.
     kernel: &'a [u8],
-    /// Registers in user mode; `None` for a thread that has no user memory (any more).
+    /// User registers; `None` for a thread that has no user memory (any more).
     pub(in crate::sources::linux::perf) registers: Option<Registers>,
     /// It runs 32-bit code.
     pub(in crate::sources::linux::perf) compat: bool,
@@ -89,25 +89,25 @@ pub(in crate::sources::linux::perf) struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    /// A sample by the clock without content.
+    /// A timer sample without content.
     #[cfg(test)]
     pub(in crate::sources::linux::perf) const EMPTY: Sample<'static> =
         Sample { at_switch: false, kernel: &[], registers: None, compat: false, stack: &[] };
 
-    /// Addresses in the kernel, the innermost first.
+    /// Kernel addresses, innermost first.
     pub(in crate::sources::linux::perf) fn kernel(&self) -> impl Iterator<Item = u64> {
         self.kernel.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
     }
 }
 
-/// Executable memory that was mapped.
+/// A mapping of executable memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) struct Mmap<'a> {
     /// First address.
     pub(in crate::sources::linux::perf) start: u64,
-    /// How many bytes.
+    /// Size, bytes.
     pub(in crate::sources::linux::perf) len: u64,
-    /// Offset of the first one in the file.
+    /// File offset of the first address.
     pub(in crate::sources::linux::perf) file_offset: u64,
     /// The file's device, major and minor number.
     pub(in crate::sources::linux::perf) device: (u32, u32),
@@ -117,7 +117,7 @@ pub(in crate::sources::linux::perf) struct Mmap<'a> {
     pub(in crate::sources::linux::perf) path: &'a [u8],
 }
 
-/// Takes fields off the front of a record.
+/// Parses fields from the front of a record.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -135,7 +135,7 @@ impl<'a> Fields<'a> {
         Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
     }
 
-    /// The id, and the number of the event.
+    /// The id, and the event number.
     fn id(&mut self) -> Option<(SampleId, u64)> {
         let (pid, tid) = (self.u32()?, self.u32()?);
         let (time_ns, event, cpu) = (self.u64()?, self.u64()?, self.u32()?);
@@ -163,13 +163,13 @@ pub(in crate::sources::linux::perf) fn read(record: &[u8]) -> Option<(SampleId, 
         match kind {
             PERF_RECORD_MMAP2 => PerfRecord::Mmap(mmap(fields)?),
             PERF_RECORD_COMM => {
-                // The record body names the thread: a thread may name another one of its process.
+                // The record body names the thread: another thread of the process may have set the name.
                 let (pid, tid) = (fields.u32()?.cast_signed(), fields.u32()?.cast_signed());
                 let id = SampleId { pid, tid, ..id };
                 let exec = misc & PERF_RECORD_MISC_COMM_EXEC != 0;
                 return Some((id, event, PerfRecord::Comm { name: until_nul(fields.0), exec }));
             }
-            // The record body names the thread: the parent may write it.
+            // The record body names the thread: the parent may write the record.
             PERF_RECORD_EXIT | PERF_RECORD_FORK => {
                 let (pid, parent, tid) = (fields.u32()?, fields.u32()?.cast_signed(), fields.u32()?);
                 let id = SampleId { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
@@ -207,7 +207,7 @@ fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
     let (start, len, file_offset) = (fields.u64()?, fields.u64()?, fields.u64()?);
     let device = (fields.u32()?, fields.u32()?);
     let inode = fields.u64()?;
-    // Generation of the inode, protection, flags.
+    // Inode generation, protection, flags.
     fields.take(16)?;
     Some(Mmap { start, len, file_offset, device, inode, path: until_nul(fields.0) })
 }
@@ -237,7 +237,7 @@ fn sample(mut fields: Fields<'_>) -> Option<(SampleId, u64, PerfRecord<'_>)> {
 const PERF_SAMPLE_REGS_ABI_NONE: u64 = 0;
 const PERF_SAMPLE_REGS_ABI_32: u64 = 1;
 
-/// The addresses after the mark of the kernel, up to the next mark.
+/// The addresses between the kernel marker and the next marker.
 fn kernel_part(chain: &[u8]) -> &[u8] {
     let word = |at: usize| {
         chain.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(u64::MAX, u64::from_ne_bytes)
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
+    fn a_sample_has_kernel_frames_registers_and_copied_bytes() {
         let bytes = a_sample(Some(1_003_009));
         let (id, event, read) = read(&bytes).unwrap();
         assert_eq!((id, event), (SampleId { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
@@ -303,7 +303,7 @@ mod tests {
         ] {
             let id = words(&[7 << 32 | 5, 1000, 77, 3]);
             let of_thread = record(PERF_RECORD_SWITCH, misc, &id);
-            // Of a CPU: who was before, or comes next, stands in front; 0 is nobody.
+            // For a CPU, the previous or next thread comes first; 0 is the idle task.
             let of_cpu = |other: u64| {
                 let other = words(&[other << 32 | other]);
                 record(PERF_RECORD_SWITCH_CPU_WIDE, misc, &[other, id.clone()].concat())
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_a_new_program_is_told_from_one_that_a_thread_gave_itself() {
+    fn names_set_by_exec_and_by_threads_are_distinguished() {
         let mut body = words(&[7 << 32 | 5]);
         body.extend(b"work\0\0\0\0");
         body.extend(words(&[7 << 32 | 5, 1000, 77, 0]));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_that_of_the_thread_in_the_record_whoever_gave_it() {
+    fn a_name_belongs_to_the_thread_in_the_record_body() {
         // Thread 7 names thread 9 of its process.
         let mut body = words(&[9 << 32 | 5]);
         body.extend(b"reader\0\0");
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_are_none_and_nothing_panics() {
+    fn damaged_records_are_rejected_without_a_panic() {
         let whole = a_sample(Some(1_003_009));
         for len in 0..whole.len() {
             assert!(read(&whole[..len]).is_none(), "{len} bytes");

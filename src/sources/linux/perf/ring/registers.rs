@@ -1,7 +1,7 @@
-//! User registers in samples: which ones are requested, and how they are read.
+//! User registers in samples: the request mask, and parsing.
 //!
-//! Numbers: arch/x86/include/uapi/asm/perf_regs.h, arch/arm64/include/uapi/asm/perf_regs.h.
-//! They come in the order of their numbers.
+//! Numbers: arch/x86/include/uapi/asm/perf_regs.h, arch/arm64/include/uapi/asm/perf_regs.h. Samples have them in
+//! ascending order.
 
 use crate::addr::Avma;
 use crate::arch::Registers;
@@ -54,9 +54,8 @@ mod arch {
         Some(Registers::Aarch64(Aarch64 { x, sp: *words.get(31)?, pc: *words.get(32)? }))
     }
 
-    /// Those of 32-bit Arm are the lower halves of the first fifteen (`compat_sp` and `compat_lr` of
-    /// arch/arm64/include/asm/ptrace.h among them); the program counter has its own. The status register
-    /// is none of those that can be requested.
+    /// Registers of 32-bit Arm are the lower halves of the first fifteen (including `compat_sp` and `compat_lr` of
+    /// arch/arm64/include/asm/ptrace.h); the program counter is separate. The status register cannot be requested.
     pub(super) fn from_compat_words(words: &[u64]) -> Option<Registers> {
         let mut r = [0; 16];
         r[..Arm::PC].copy_from_slice(words.get(..Arm::PC)?);
@@ -77,11 +76,11 @@ mod arch {
 
 pub(in crate::sources::linux::perf) use arch::MASK;
 
-/// How many registers a sample has.
+/// Number of registers in a sample.
 pub(in crate::sources::linux::perf) const COUNT: usize = MASK.count_ones() as usize;
 
-/// The registers in the bytes of a sample, of a thread that runs 32-bit code or not; `None` if these
-/// are too few, or not known.
+/// Parses the registers of a sample from a thread in 32-bit code or not; `None` if there are too few, or the
+/// format is unknown.
 pub(in crate::sources::linux::perf) fn read(bytes: &[u8], compat: bool) -> Option<Registers> {
     let mut words = [0; COUNT];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -90,8 +89,7 @@ pub(in crate::sources::linux::perf) fn read(bytes: &[u8], compat: bool) -> Optio
     if compat { arch::from_compat_words(&words) } else { arch::from_words(&words) }
 }
 
-/// The registers of a thread of which only stack pointer and program counter are known, and whether
-/// its program is one of 32 bits.
+/// Registers of a waiting thread with only stack pointer and program counter known, of a 32-bit program or not.
 pub(in crate::sources::linux) fn of_waiting(sp: Avma, pc: Avma, of_32_bits: bool) -> Registers {
     arch::of_waiting(sp, pc, of_32_bits)
 }
@@ -102,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registers_are_in_the_order_of_dwarf() {
+    fn registers_have_the_order_of_dwarf() {
         let bytes: Vec<u8> = (0..COUNT as u64).flat_map(|word| (100 + word).to_ne_bytes()).collect();
         let Registers::X86_64(registers) = read(&bytes, false).unwrap() else { panic!() };
         assert_eq!(registers.gpr[..8], [100, 103, 102, 101, 104, 105, 106, 107]);
@@ -111,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn those_of_32_bit_code_are_lower_halves() {
+    fn registers_of_32_bit_code_are_lower_halves() {
         let high = 0xffff_ffff_0000_0000;
         let bytes: Vec<u8> = (0..COUNT as u64).flat_map(|word| (high + 100 + word).to_ne_bytes()).collect();
         let Registers::X86(registers) = read(&bytes, true).unwrap() else { panic!() };

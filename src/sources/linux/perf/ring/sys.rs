@@ -1,5 +1,5 @@
-//! The system calls for events and their rings; those for programs are in `bpf/bpf_sys.rs`. Input: plain values.
-//! Output: descriptors that close themselves, bytes of a ring.
+//! System calls for events and their rings; those for BPF are in `bpf/bpf_sys.rs`. Input: plain values. Output:
+//! owned descriptors, bytes of a ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,8 +11,8 @@ use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
 use perf_event_open_sys::{ioctls, perf_event_open};
 
-/// Opens an event of a thread on a CPU; -1 means every thread, or every CPU. Before Linux 6.0 it is opened without a
-/// count of lost samples.
+/// Opens an event for a thread on a CPU; -1 means all threads, or all CPUs. Before Linux 6.0 the count of lost
+/// samples is omitted.
 ///
 /// # Errors
 /// Errors of perf_event_open(2).
@@ -31,23 +31,23 @@ pub(in crate::sources::linux::perf) fn open(
 }
 
 fn open_as(mut attributes: perf_event_attr, tid: pid_t, cpu: c_int) -> io::Result<OwnedFd> {
-    // SAFETY: the attributes are a live value whose `size` is its own; the kernel writes to `size`
-    // only. No group, and a flag that asks for no more than closing at exec.
+    // SAFETY: the attributes are a live value with its own `size`; the kernel writes only to `size`. No group, and
+    // only the close-on-exec flag.
     let fd =
         unsafe { perf_event_open(&raw mut attributes, tid, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { made(fd.into()) }
 }
 
-/// The descriptor that a system call gave, or the error that it set.
+/// Takes ownership of a system call's descriptor, or returns the error in `errno`.
 ///
 /// # Safety
-/// `fd` is negative, with `errno` set, or a new descriptor without an owner.
+/// `fd` must be negative, with `errno` set, or a new descriptor without an owner.
 pub(in crate::sources::linux::perf) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: what the caller promises.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
@@ -55,30 +55,30 @@ fn done(result: c_int) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets an event count from now on.
+/// Enables an event.
 pub(in crate::sources::linux::perf) fn enable(event: &OwnedFd) -> io::Result<()> {
-    // SAFETY: an ioctl that takes a number, on a live descriptor.
+    // SAFETY: an ioctl with a numeric argument, on a live descriptor.
     done(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })
 }
 
-/// Stops an event.
+/// Disables an event.
 pub(in crate::sources::linux::perf) fn disable(event: &OwnedFd) -> io::Result<()> {
-    // SAFETY: an ioctl that takes a number, on a live descriptor.
+    // SAFETY: an ioctl with a numeric argument, on a live descriptor.
     done(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })
 }
 
-/// Lets an event tick at another distance from now on, nanoseconds.
+/// Sets a new period for an event, nanoseconds.
 pub(in crate::sources::linux::perf) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
-    // SAFETY: an ioctl on a live descriptor that reads one u64 at the address that it is given, which is
-    // live (kernel/events/core.c, `_perf_ioctl`).
+    // SAFETY: an ioctl on a live descriptor that reads one u64 at the given address, which is live
+    // (kernel/events/core.c, `_perf_ioctl`).
     done(unsafe { ioctls::PERIOD(event.as_raw_fd(), &raw const period_ns as u64) })
 }
 
-/// What an event has counted so far (of a clock, nanoseconds), and how many of its records did not fit into its
-/// ring, where it was opened with `PERF_FORMAT_LOST` and the kernel knows that.
+/// The count of an event so far (nanoseconds for a clock), and the number of its records that did not fit into its
+/// ring, if it was opened with `PERF_FORMAT_LOST` and the kernel supports that.
 pub(in crate::sources::linux::perf) fn count(event: &OwnedFd) -> io::Result<(u64, Option<u64>)> {
     let mut counts = [0_u64; 2];
-    // SAFETY: the buffer is live, and its length in bytes is given; any bytes are a u64.
+    // SAFETY: the buffer is live, and its length in bytes is given; any bytes are a valid u64.
     let len = unsafe { libc::read(event.as_raw_fd(), counts.as_mut_ptr().cast(), size_of_val(&counts)) };
     match len {
         8 => Ok((counts[0], None)),
@@ -88,50 +88,50 @@ pub(in crate::sources::linux::perf) fn count(event: &OwnedFd) -> io::Result<(u64
     }
 }
 
-/// The number of an event, which its records name.
+/// The number of an event, as in its records.
 pub(in crate::sources::linux::perf) fn number(event: &OwnedFd) -> io::Result<u64> {
     let mut number = 0;
-    // SAFETY: an ioctl on a live descriptor that writes one u64 to the address that it is given, which is
-    // live (kernel/events/core.c, `_perf_ioctl`).
+    // SAFETY: an ioctl on a live descriptor that writes one u64 to the given address, which is live
+    // (kernel/events/core.c, `_perf_ioctl`).
     done(unsafe { ioctls::ID(event.as_raw_fd(), &raw mut number) })?;
     Ok(number)
 }
 
-/// Lets an event write into the ring of another one of the same CPU.
+/// Redirects an event into the ring of another one on the same CPU.
 pub(in crate::sources::linux::perf) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
-    // SAFETY: an ioctl on a live descriptor whose argument is the number of another one.
+    // SAFETY: an ioctl on a live descriptor; the argument is the number of another one.
     done(unsafe { ioctls::SET_OUTPUT(event.as_raw_fd(), ring_of.as_raw_fd()) })
 }
 
-/// Attaches a program to an event, which selects its samples.
+/// Attaches a BPF program to an event, to filter its samples.
 pub(in crate::sources::linux::perf) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
-    // SAFETY: an ioctl on a live descriptor whose argument is the number of a program.
+    // SAFETY: an ioctl on a live descriptor; the argument is the descriptor of a program.
     done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
 }
 
-/// Bytes of a page of this machine.
+/// Page size of this machine.
 pub(in crate::sources::linux::perf) fn page_bytes() -> usize {
-    // SAFETY: sysconf(3) takes a number.
+    // SAFETY: sysconf(3) takes only a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(page_bytes).unwrap_or(4096)
 }
 
-/// No record is larger: its header has 16 bits for that.
+/// Upper bound of the size of a record: its header has 16 bits for that.
 const RECORD_BYTES_MAX: u64 = 1 << 16;
 
-/// What was in a ring when it was read.
+/// Fill level of a ring when it was read.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sources::linux::perf) struct Fill {
-    /// Of its bytes.
+    /// Used part of the ring.
     pub(in crate::sources::linux::perf) per_mille: u32,
-    /// There was so little room that records may be lost.
+    /// Whether there was so little room that records may be lost.
     pub(in crate::sources::linux::perf) may_have_lost: bool,
 }
 
-/// The ring that an event writes its records into (perf_event_open(2), "MMAP layout").
+/// The ring of an event's records (perf_event_open(2), "MMAP layout").
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Ring {
-    /// The control page; the data begins a page later.
+    /// The control page; the data begins one page later.
     page: NonNull<perf_event_mmap_page>,
     page_bytes: usize,
     data_bytes: usize,
@@ -144,7 +144,7 @@ impl Ring {
     /// EPERM beyond `kernel.perf_event_mlock_kb` and RLIMIT_MEMLOCK.
     pub(in crate::sources::linux::perf) fn map(event: &OwnedFd, data_bytes: usize) -> io::Result<Ring> {
         let page_bytes = page_bytes();
-        // SAFETY: a new mapping at an address that the kernel chooses; it belongs to this `Ring`.
+        // SAFETY: a new mapping at an address chosen by the kernel; this `Ring` owns it.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -162,23 +162,23 @@ impl Ring {
         Ok(Ring { page, page_bytes, data_bytes })
     }
 
-    /// Bytes of its data.
+    /// Size of its data, bytes.
     pub(in crate::sources::linux::perf) fn data_bytes(&self) -> usize {
         self.data_bytes
     }
 
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: the control page is mapped, readable and aligned as long as `self` lives, and
-        // `data_head` is a u64 that the kernel changes: only atomic accesses are made.
+        // SAFETY: the control page is mapped, readable and aligned as long as `self` lives, and `data_head` is a
+        // u64 changed by the kernel: all accesses are atomic.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.page.as_ptr()).data_head) }
     }
 
     fn tail(&self) -> &AtomicU64 {
-        // SAFETY: as for `head`; `data_tail` is written by this process only.
+        // SAFETY: like `head`; only this process writes `data_tail`.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.page.as_ptr()).data_tail) }
     }
 
-    /// How full it is.
+    /// Its fill level.
     pub(in crate::sources::linux::perf) fn fill(&self) -> Fill {
         let (head, tail) = (self.head().load(Ordering::Acquire), self.tail().load(Ordering::Relaxed));
         self.fill_of(head.wrapping_sub(tail))
@@ -191,8 +191,9 @@ impl Ring {
         }
     }
 
-    /// Gives each record that is there to `take`, and makes room; how full it was, and whether so full that records
-    /// may be lost. `scratch` is for those that go over the end of the ring. What contradicts itself ends the batch.
+    /// Passes each available record to `take`, and frees its space; returns the fill level, and whether records
+    /// may have been lost. `scratch` holds records that wrap around the end of the ring. Inconsistent data ends
+    /// the batch.
     pub(in crate::sources::linux::perf) fn drain(
         &mut self,
         scratch: &mut Vec<u8>,
@@ -201,16 +202,16 @@ impl Ring {
         let head = self.head().load(Ordering::Acquire);
         let mut tail = self.tail().load(Ordering::Relaxed);
         let fill = self.fill_of(head.wrapping_sub(tail));
-        // SAFETY: the data area is mapped as long as `self` lives. The kernel writes between head
-        // and tail only, around the end; what lies from `tail` to `head` it leaves alone until
-        // `data_tail` is raised, which happens below, after the last use of `data`.
+        // SAFETY: the data area is mapped as long as `self` lives. The kernel writes only between head and tail,
+        // wrapping around the end; it does not touch the bytes from `tail` to `head` until `data_tail` is
+        // advanced, which happens below, after the last use of `data`.
         let data = unsafe {
             let first = self.page.as_ptr().cast::<u8>().add(self.page_bytes);
             std::slice::from_raw_parts(first, self.data_bytes)
         };
         while tail < head {
             let at = (tail % self.data_bytes as u64) as usize;
-            // A record's header is 8 bytes and aligned, so it is in one piece: its size is at 6.
+            // A record header is 8 aligned bytes, so it does not wrap: the size is at offset 6.
             let Some(size) = data.get(at + 6..at + 8) else { break };
             let size = usize::from(u16::from_ne_bytes([size[0], size[1]]));
             if size < 8 || size as u64 > head - tail {
@@ -234,22 +235,22 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: exactly the mapping that `map` made; nothing borrowed from it is left.
+        // SAFETY: exactly the mapping made by `map`; no borrow of it remains.
         unsafe { libc::munmap(self.page.as_ptr().cast(), self.page_bytes + self.data_bytes) };
     }
 }
 
 /// A descriptor that becomes readable when a process ends (pidfd_open(2), Linux 5.3).
 pub(in crate::sources::linux::perf) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open(2) takes two numbers.
+    // SAFETY: pidfd_open(2) takes only two numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { made(fd) }
 }
 
-/// Waits until one of the descriptors is readable; which are. One that is hung up without anything
-/// to read, as the event of a thread that has ended is from then on, ends no wait: the caller would
-/// come back at once for as long as the recording lasts.
+/// Waits until a descriptor is readable; returns which ones are. A descriptor with only a hang-up, like the event
+/// of an ended thread from then on, does not end the wait: the caller would otherwise spin for the rest of the
+/// recording.
 pub(in crate::sources::linux::perf) fn wait_readable(
     fds: &[RawFd],
     at_most_ms: c_int,
@@ -260,7 +261,7 @@ pub(in crate::sources::linux::perf) fn wait_readable(
     let mut found = poll(&mut polled, at_most_ms);
     let mut hung_up = false;
     for one in polled.iter_mut().filter(|one| one.revents == libc::POLLHUP) {
-        // poll(2) passes over negative ones.
+        // poll(2) ignores negative ones.
         one.fd = -1;
         (one.revents, hung_up) = (0, true);
     }
@@ -286,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hung_up_ends_no_wait_and_what_is_readable_does() {
+    fn readable_descriptors_end_a_wait_and_hung_up_ones_do_not() {
         let (hung_up, writer) = io::pipe().unwrap();
         drop(writer);
         let (readable, mut writer) = io::pipe().unwrap();

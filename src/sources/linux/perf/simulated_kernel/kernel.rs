@@ -1,7 +1,7 @@
-//! The kernel: processes and their threads on CPUs, ticks, records.
+//! The simulated kernel: processes and their threads on CPUs, ticks, records.
 //!
-//! Time passes in steps. In each, what runs on a CPU uses CPU time; a tick that is due samples it; then threads sleep,
-//! wake, start others, run other programs, exit. Faults ([`Faults`]) are injected as chances of a thousand.
+//! Time passes in steps. In each, threads on a CPU use CPU time; a due tick samples them; then threads sleep,
+//! wake, start others, exec, exit. Faults ([`Faults`]) are injected with per mille probabilities.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,27 +11,27 @@ use super::super::ring::record::SampleId;
 use super::records;
 use crate::rng::Rng;
 
-/// Nanoseconds of a step.
+/// Length of a step, nanoseconds.
 const STEP_NS: u64 = 50_000;
-/// How late a late tick is.
+/// Delay of a late tick.
 const LATE_NS: u64 = 30_000;
-/// Numbers of processes that no process of this machine has (`PID_MAX_LIMIT` is 4,194,304).
+/// First pid, above those of real processes (`PID_MAX_LIMIT` is 4,194,304).
 const FIRST_PID: pid_t = 5_000_000;
-/// The most threads at a time.
+/// Maximum number of threads at a time.
 const THREADS_MAX: usize = 40;
 
-/// Chances of faults, of a thousand.
+/// Probabilities of faults, per mille.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Faults {
-    /// A tick comes late.
+    /// A tick is late.
     pub(super) late_tick: u64,
     /// Throttling begins at a tick.
     pub(super) throttle: u64,
     /// The record of an exit is lost.
     pub(super) exit_lost: u64,
-    /// A number is used again at once.
+    /// A number is reused at once.
     pub(super) reuse: u64,
-    /// A CPU goes offline, or comes back, in a step of a thousand.
+    /// A CPU goes offline or comes back, per thousand steps.
     pub(super) offline: u64,
     /// A clock is read late.
     pub(super) slow_clock: u64,
@@ -39,7 +39,7 @@ pub(super) struct Faults {
     pub(super) record_lost: u64,
 }
 
-/// How the kernel is set up.
+/// Configuration of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     pub(super) cpus: usize,
@@ -49,7 +49,7 @@ pub(super) struct Setup {
     pub(super) faults: Faults,
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) parent: pid_t,
@@ -77,19 +77,19 @@ struct Cpu {
     used_bytes: usize,
     /// Records that did not fit since the last one that did.
     lost_records: u64,
-    /// Samples that did not fit since they were counted.
+    /// Samples that did not fit since the last count.
     lost_samples: u64,
     running: Option<pid_t>,
     slice_ends_ns: u64,
     period_ns: u64,
     next_tick_ns: u64,
-    /// The next tick comes so much later than it is due.
+    /// Delay of the next tick.
     tick_delay_ns: u64,
     throttled_until_ns: Option<u64>,
     is_online: bool,
 }
 
-/// The kernel.
+/// The simulated kernel.
 pub(super) struct Kernel {
     pub(super) now_ns: u64,
     pub(super) samples: bool,
@@ -101,15 +101,15 @@ pub(super) struct Kernel {
     excluded: BTreeSet<pid_t>,
     next_number: pid_t,
     free: Vec<pid_t>,
-    /// By process and thread: since when it is off its CPU, as a record says.
+    /// By process and thread: start of its current time off CPU, by its record.
     pub(super) off_since_ns: BTreeMap<(pid_t, pid_t), u64>,
-    /// And how long it was before that.
+    /// By process and thread: total of its earlier times off CPU.
     pub(super) off_cpu_ns: BTreeMap<(pid_t, pid_t), u64>,
-    /// Numbers of processes that another one has had.
+    /// Reused pids.
     pub(super) reused: BTreeSet<pid_t>,
-    /// Samples that were taken, by process.
+    /// Number of samples, by process.
     pub(super) sampled: BTreeMap<pid_t, u64>,
-    /// Faults that were injected.
+    /// Number of injected faults.
     pub(super) injected: u64,
 }
 
@@ -173,7 +173,7 @@ impl Kernel {
         }
     }
 
-    /// A clock is being read, and time may pass.
+    /// Lets time pass while a clock is read, by chance.
     pub(super) fn hold_up_clock(&mut self) {
         let chance = self.setup.faults.slow_clock;
         if self.fault(chance) {
@@ -182,7 +182,7 @@ impl Kernel {
         }
     }
 
-    /// Lets the CPUs tick at these distances from now on, each at its own.
+    /// Sets new periods, one for each CPU.
     pub(super) fn set_periods(&mut self) -> Vec<(u32, u64)> {
         for cpu in &mut self.cpus {
             cpu.period_ns = self.setup.period_ns * self.random.within(750, 1250) / 1000;
@@ -192,13 +192,13 @@ impl Kernel {
         (0..).zip(&self.cpus).map(|(number, cpu)| (number, cpu.period_ns)).collect()
     }
 
-    /// What the ring of a CPU holds, which is empty from then on.
+    /// Takes the contents of a CPU's ring.
     pub(super) fn drain(&mut self, cpu: usize) -> Vec<Vec<u8>> {
         self.cpus[cpu].used_bytes = 0;
         self.cpus[cpu].ring.drain(..).collect()
     }
 
-    /// Samples that did not fit since this was called before, by CPU.
+    /// Samples that did not fit since the last call, by CPU.
     pub(super) fn take_lost_samples(&mut self) -> Vec<(u32, u64)> {
         let lost =
             (0..).zip(&mut self.cpus).map(|(number, cpu)| (number, std::mem::take(&mut cpu.lost_samples)));
@@ -310,7 +310,7 @@ impl Kernel {
         }
     }
 
-    /// Lets what runs on a CPU act, and another thread run.
+    /// Lets the thread on a CPU act, and schedules another one.
     fn schedule(&mut self, cpu: usize) {
         let offline = self.setup.faults.offline;
         if self.random.chance(1, 1000) && self.fault(offline) {
@@ -353,7 +353,7 @@ impl Kernel {
                 let at = 0x10_0000 + self.random.within(0, 9) * 0x1000;
                 self.write(id, records::mmap(id, at), false);
             }
-            // The first process and thread live on.
+            // The first process and thread never exit.
             50..57 if tid > FIRST_PID + 2 => self.exit(cpu, pid, tid),
             _ => {}
         }

@@ -1,7 +1,7 @@
-//! A simulated kernel for the pipeline: CPUs, threads, a scheduler, clocks and rings of bounded size. It writes the bytes
-//! that the kernel would and knows the truth: who ran when. Faults come by seed.
+//! A simulated kernel for the pipeline: CPUs, threads, a scheduler, clocks and bounded rings. It writes the same
+//! bytes as a real kernel and knows the truth: who ran when. Faults are seeded.
 //!
-//! Input: a seed; output: bytes of rings, and what clocks and /proc would show.
+//! Input: a seed; output: bytes of rings, and the state of clocks and /proc.
 
 mod kernel;
 mod records;

@@ -1,4 +1,4 @@
-//! The bytes of records, as perf_event_open(2) lays them out for the attributes of `events/attributes.rs`.
+//! Encodes records in the layout of perf_event_open(2), for the attributes of `events/attributes.rs`.
 
 use libc::pid_t;
 use perf_event_open_sys::bindings::{
@@ -10,7 +10,7 @@ use perf_event_open_sys::bindings::{
 use super::super::ring::record::SampleId;
 use super::super::ring::registers;
 
-/// The number of the event of every record.
+/// The event number of all records.
 const EVENT: u64 = 7;
 
 fn words(into: &mut Vec<u8>, words: &[u64]) {
@@ -39,11 +39,11 @@ fn with_identity(kind: u32, misc: u32, mut body: Vec<u8>, id: SampleId) -> Vec<u
     record(kind, misc, &body)
 }
 
-/// PERF_RECORD_SAMPLE by the clock, with this period and these stack bytes.
+/// PERF_RECORD_SAMPLE of the timer, with this period and these stack bytes.
 pub(super) fn sample(id: SampleId, period_ns: u64, stack: &[u64]) -> Vec<u8> {
     let mut body = Vec::new();
     identity(&mut body, id);
-    // No frames in the kernel, registers of 64 bits.
+    // No kernel frames, 64-bit registers.
     words(&mut body, &[period_ns, 0, 2]);
     words(&mut body, &[0x40_0000; registers::COUNT]);
     words(&mut body, &[stack.len() as u64 * 8]);

@@ -1,5 +1,5 @@
-//! What the stages ask the system, of the simulated kernel: its clocks, its /proc. A clock may be read late: time passes
-//! meanwhile, and more records come.
+//! The stages' system access, implemented by the simulated kernel: clocks and /proc. A clock may be read late:
+//! time passes meanwhile, and more records are written.
 
 use std::cell::RefCell;
 use std::io;
@@ -16,7 +16,7 @@ use super::kernel::Kernel;
 use crate::addr::Avma;
 use crate::sources::{Capture, SleepingThread};
 
-/// A simulated kernel, which the stages and the test share.
+/// A simulated kernel, shared by the stages and the test.
 #[derive(Clone)]
 pub(super) struct Machine(pub(super) Rc<RefCell<Kernel>>);
 

@@ -26,34 +26,34 @@ use crate::sources::pushed::{SourceEvent, TimedEvent};
 use crate::sources::{Process, ProcessSelection, ThreadId};
 
 const PERIOD_NS: u64 = 1_000_000;
-/// The rings are read to here when a batch is flushed.
+/// Distance of the watermark from the time at which a batch is flushed.
 const READABLE_AFTER_NS: u64 = 1_000_000;
 
-/// What the records of a run add up to.
+/// Sums over the records of a run.
 #[derive(Debug, Default)]
 struct Sums {
     /// By process, of samples and missed ones.
     weights_ns: BTreeMap<u32, u64>,
-    /// Records that are not due yet.
+    /// Records not yet due.
     waiting: Vec<TimedEvent>,
     /// Threads that started and have not ended.
     threads: BTreeSet<(u32, ThreadId)>,
-    /// By process and thread: what it used by its last record.
+    /// By process and thread: CPU time by its last record.
     used_ns: BTreeMap<(u32, ThreadId), u64>,
-    /// By process and thread: how long it waited.
+    /// By process and thread: time waited.
     waits_ns: BTreeMap<(u32, ThreadId), u64>,
-    /// Samples that the kernel dropped, and ticks that came late.
+    /// Samples dropped by the kernel, and late ticks.
     dropped: u64,
     late: u64,
     /// Samples and missed ones, by process.
     samples: BTreeMap<u32, u64>,
-    /// What is wrong.
+    /// Violations found.
     complaints: Vec<String>,
 }
 
 impl Sums {
-    /// Takes in the records of a batch, in the order in which the sampler does: those of before the watermark, with
-    /// younger ones of the batches before. A number that is `reused` may be that of a process whose records were lost.
+    /// Processes the records of a batch in the sampler's order: those before the watermark, including newer ones
+    /// left from earlier batches. A `reused` number may belong to a process with lost records.
     #[allow(clippy::print_stdout)]
     fn take(&mut self, records: &mut Vec<TimedEvent>, watermark_ns: u64, reused: &BTreeSet<pid_t>) {
         self.waiting.append(records);
@@ -62,7 +62,7 @@ impl Sums {
         let later = self.waiting.split_off(due);
         for TimedEvent { process, thread, event, at_ns } in std::mem::replace(&mut self.waiting, later) {
             let key = (process, thread);
-            // A seed that is run alone shows its records where it fails.
+            // A seed run alone prints its records.
             if one_seed().is_some() {
                 println!("{process} {} at {at_ns}: {event:.60?}", thread.0);
             }
@@ -76,7 +76,7 @@ impl Sums {
             match event {
                 SourceEvent::ThreadStarted { status, .. } => {
                     expect(status.cpu_ns == 0, "starts with CPU time");
-                    // The sampler goes on with the account of a thread that is reported again.
+                    // The sampler continues the account of a thread that is reported again.
                     if self.threads.insert(key) {
                         self.used_ns.insert(key, 0);
                     }
@@ -95,13 +95,14 @@ impl Sums {
                     self.weigh(key, status.cpu_ns);
                 }
                 SourceEvent::ThreadEnded { cpu_ns: used_ns, .. } => {
-                    // A thread that an exec ended and only a wait reports may end twice: the second time with no CPU time.
+                    // A thread that an exec ended and only a wait reports may end twice: the second time with no
+                    // CPU time.
                     let (by_samples_ns, used_ns) = (self.used_ns.remove(&key).unwrap_or(0), used_ns.unwrap());
                     let why = format!("ends with {used_ns} ns, its samples weigh {by_samples_ns}");
                     expect(by_samples_ns == used_ns, &why);
                     self.threads.remove(&key);
                 }
-                // Threads whose exits were lost end with it.
+                // Threads with lost exits end with it.
                 SourceEvent::ProcessEnded { .. } => self.threads.retain(|(of, _)| *of != process),
                 SourceEvent::Dropped(samples, _) => self.dropped += samples,
                 SourceEvent::Late(ticks) => self.late += ticks,
@@ -133,15 +134,15 @@ struct Run {
     balances: BTreeMap<pid_t, Balance>,
     compared: u64,
     ended_ns: u64,
-    /// What the clock of the main process was, at least and at most, when sampling began and when it ended.
+    /// Minimum and maximum of the main process's clock when sampling began, and when it ended.
     main_began_ns: (u64, u64),
     main_ended_ns: (u64, u64),
-    /// Most time between reading the rings of two CPUs.
+    /// Maximum time between reading the rings of two CPUs.
     skew_max_ns: u64,
 }
 
 impl Run {
-    /// By this seed: the kernel, whom is recorded, which faults come.
+    /// The seed determines the kernel, the recorded processes, and the faults.
     fn new(seed: u64, with_faults: bool) -> Run {
         let mut random = Rng::new(seed);
         let faults = Run::faults(&mut random, with_faults);
@@ -219,7 +220,7 @@ impl Run {
         }
     }
 
-    /// What the main process, which lives on, has used.
+    /// CPU time of the main process, which never exits.
     fn main_cpu_ns(&self) -> u64 {
         self.machine.0.borrow().cpu_ns(self.main).unwrap()
     }
@@ -243,7 +244,7 @@ impl Run {
         }
     }
 
-    /// Reads the rings, one after the other, while the machine runs on.
+    /// Reads the rings, one after another, while the machine runs on.
     fn read(&mut self) {
         for cpu in 0..self.cpus {
             for bytes in self.machine.0.borrow_mut().drain(cpu) {
@@ -275,11 +276,11 @@ impl Run {
         self.sums.take(records, watermark_ns, &self.machine.0.borrow().reused);
     }
 
-    /// Weights and losses of each process add up to what its clock counted.
+    /// Checks that weights and losses of each process add up to its clock.
     fn compare(&mut self) {
         let now = self.pipeline.balances();
         for (pid, balance) in &now {
-            // Of a number that two processes have had, which one a balance is of is not known here.
+            // A balance of a reused number may belong to either process.
             let is_one = !self.machine.0.borrow().reused.contains(pid);
             let Some(before) = self.balances.get(pid).filter(|_| is_one) else { continue };
             if let (Some(from_ns), Some(to_ns)) = (before.clock_ns, balance.clock_ns) {
@@ -324,7 +325,7 @@ impl Run {
         self
     }
 
-    /// What the records of a process weigh is what the pipeline says that they do.
+    /// Checks that the weights in the records of a process equal the pipeline's balance.
     fn check_weights(&mut self) {
         for (pid, balance) in &self.balances {
             let weights_ns = self.sums.weights_ns.get(&pid.unsigned_abs()).copied().unwrap_or(0);
@@ -335,8 +336,8 @@ impl Run {
         }
     }
 
-    /// Weights and losses of the main process add up to what it used, by the kernel itself, until its clock was read with
-    /// its last samples.
+    /// Checks that weights and losses of the main process add up to its CPU time in the kernel, when its clock was
+    /// last read with its samples.
     fn check_main(&mut self) {
         let Some(balance) = self.balances.get(&self.main) else { return };
         let Some(clock_ns) = balance.clock_ns else { return };
@@ -353,12 +354,12 @@ impl Run {
         }
     }
 
-    /// What was recorded, with what was lost, is what was used, but for less than a period: losses are whole samples.
+    /// Checks that recorded and lost time add up to CPU time within a period: losses are whole samples.
     fn check_all_is_accounted(&mut self) {
         let weights_ns: u64 = self.sums.weights_ns.values().sum();
         let reported_ns = weights_ns + self.sums.dropped * PERIOD_NS;
         let used_ns = self.pipeline.used_ns();
-        // Where two processes have had a number, a sample of the first one may be of neither.
+        // With a reused number, a sample of the first process may be attributed to neither.
         let is_exact = self.machine.0.borrow().reused.is_empty();
         let is_right = reported_ns.abs_diff(used_ns) <= PERIOD_NS;
         if is_exact && !is_right {
@@ -367,7 +368,7 @@ impl Run {
     }
 }
 
-/// Runs so many seeds; how many clocks were compared, samples weighed and faults injected.
+/// Runs these seeds; returns the number of clocks compared, samples weighed and faults injected.
 fn run_all(seeds: std::ops::Range<u64>, with_faults: bool) -> (u64, u64, u64) {
     let (mut compared, mut samples, mut injected) = (0, 0, 0);
     let mut complaints = Vec::new();
@@ -390,13 +391,13 @@ fn weights_and_losses_add_up_to_the_clock_of_each_process() {
 }
 
 #[test]
-fn weights_and_losses_add_up_to_the_clock_of_each_process_whatever_fails() {
+fn with_faults_weights_and_losses_add_up_to_the_clock_of_each_process() {
     let (compared, samples, injected) = run_all(seeds(1_000..1_100), true);
     let is_enough = compared > 300 && samples > 3_000 && injected > 3_000 || !as_usual();
     assert!(is_enough, "{compared} {samples} {injected}");
 }
 
-/// Until the first sample on time the schedule of a CPU is not known: some count as on time.
+/// Until the first sample on time, the schedule of a CPU is unknown: some late ones count as on time.
 #[test]
 fn late_ticks_are_reported() {
     let (mut late, mut injected) = (0, 0);
@@ -409,7 +410,7 @@ fn late_ticks_are_reported() {
     assert!(late > injected / 3 && late <= injected, "{late} of {injected}");
 }
 
-/// Without losses all samples of a process that is selected are recorded, and none of others.
+/// Without losses, all samples of selected processes are recorded, and none of others.
 #[test]
 fn samples_are_those_of_selected_processes() {
     for seed in 0..30 {
@@ -430,7 +431,7 @@ fn samples_are_those_of_selected_processes() {
     }
 }
 
-/// The threads of the main process, which is known from the beginning: what is not on a CPU waits, for whatever.
+/// Threads of the main process, known from the beginning: a thread that is not on a CPU waits, for any reason.
 #[test]
 fn waits_of_a_thread_are_its_time_off_cpus() {
     let mut compared = 0;

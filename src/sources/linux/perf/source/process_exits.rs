@@ -9,28 +9,28 @@ use libc::{c_int, pid_t};
 use super::super::ring::sys;
 use crate::sources::linux::sys as linux_sys;
 
-/// Without a descriptor that shows the end of a process, it is polled this often, milliseconds.
+/// Poll interval without a descriptor that shows the end of a process, milliseconds.
 const POLL_MS: u64 = 10;
 
 /// Processes that have not ended yet.
 pub(super) struct ProcessExits {
-    /// Of each a descriptor that is readable when it has ended, where the kernel has such.
+    /// Each with a descriptor that is readable after its end, if the kernel supports it.
     processes: Vec<(pid_t, Option<OwnedFd>)>,
-    /// Which descriptors were readable when they were waited for last.
+    /// Descriptors that were readable at the last wait.
     readable: Vec<bool>,
-    /// There were none: the whole machine is recorded.
+    /// Whether there were none: the whole machine is recorded.
     is_system_wide: bool,
 }
 
 impl ProcessExits {
-    /// Of these processes; none for a whole machine.
+    /// For these processes; none for a whole machine.
     pub(super) fn of(pids: Vec<pid_t>) -> ProcessExits {
         let is_system_wide = pids.is_empty();
         let processes = pids.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect();
         ProcessExits { processes, readable: Vec::new(), is_system_wide }
     }
 
-    /// Their numbers.
+    /// Their pids.
     pub(super) fn pids(&self) -> Vec<pid_t> {
         self.processes.iter().map(|(pid, _)| *pid).collect()
     }
@@ -39,20 +39,20 @@ impl ProcessExits {
         self.processes.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd)
     }
 
-    /// Waits until a process has ended, another descriptor is readable, or this time is over.
+    /// Waits until a process has ended, another descriptor is readable, or the timeout expires.
     pub(super) fn wait(&mut self, others: impl Iterator<Item = RawFd>, at_most_ms: u64) {
         let descriptors: Vec<RawFd> = self.descriptors().chain(others).collect();
         let at_most_ms = c_int::try_from(at_most_ms).unwrap_or(c_int::MAX);
         sys::wait_readable(&descriptors, at_most_ms, &mut self.readable);
     }
 
-    /// Waits until a process has ended, or this time is over.
+    /// Waits until a process has ended, or the timeout expires.
     pub(super) fn wait_alone(&mut self, at_most_ms: u64) {
         let is_polled = self.descriptors().count() < self.processes.len();
         self.wait(std::iter::empty(), if is_polled { at_most_ms.min(POLL_MS) } else { at_most_ms });
     }
 
-    /// Whether all processes have ended, as the last wait showed.
+    /// Whether all processes have ended, by the last wait.
     pub(super) fn all_exited(&mut self) -> bool {
         let mut watched = self.readable.iter();
         self.processes.retain(|(pid, end)| match end {

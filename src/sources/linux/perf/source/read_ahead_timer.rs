@@ -2,17 +2,17 @@
 //!
 //! Input: time. Output: whether to poll.
 
-/// While a batch is walked rings are polled this often, nanoseconds.
+/// Interval at which rings are polled while a batch is walked, nanoseconds.
 const POLL_NS: u64 = 2_000_000;
 
-/// When rings were polled.
+/// Time of the last poll.
 #[derive(Debug, Default)]
 pub(super) struct ReadAheadTimer {
     polled_ns: u64,
 }
 
 impl ReadAheadTimer {
-    /// Whether it is time to poll rings.
+    /// Whether to poll the rings now.
     pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
         let is_due = now_ns.saturating_sub(self.polled_ns) >= POLL_NS;
         if is_due {

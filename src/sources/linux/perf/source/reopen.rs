@@ -1,5 +1,5 @@
-//! Reopens the events, with other options, for other CPUs, or for what was started next to them: every process keeps
-//! events meanwhile, and none is sampled twice.
+//! Reopens the events, with other options, for other CPUs, or for processes started meanwhile: every process keeps
+//! events throughout, and none is sampled twice.
 
 use libc::pid_t;
 
@@ -10,7 +10,7 @@ use super::super::events::thread_events::MAX_PASSES;
 use super::{PerfSource, read_rings};
 
 impl PerfSource {
-    /// Opens events for what processes have started already, where these inherit nothing of them.
+    /// Opens events for already started children, if these inherited none.
     pub(super) fn open_those_already_started(&mut self) -> std::io::Result<()> {
         if !self.follows_by_inheritance() || self.launched {
             return Ok(());
@@ -24,19 +24,19 @@ impl PerfSource {
             }
             self.events.add_processes(&started, &self.filter)?;
             listed.extend(started);
-            // One that was started before its parent had events is in the next list.
+            // A process started before its parent had events is in the next list.
             self.pipeline.select_all();
         }
         Ok(())
     }
 
-    /// Whether what processes start is sampled by events that it inherits.
+    /// Whether children are sampled by inherited events.
     pub(super) fn follows_by_inheritance(&self) -> bool {
         self.events.options().scope == Scope::Threads && self.pipeline.filter().follows_children()
     }
 
-    /// Whether events can have a program that copies more of stacks. Events of CPUs are tried; reopening those of
-    /// threads costs more, so it has to be known before.
+    /// Whether events can have a BPF program that copies more of stacks. Events of CPUs are tried; reopening those
+    /// of threads costs more, so it has to be known before.
     pub(super) fn may_copy(&self) -> bool {
         self.events.options().scope == Scope::Cpus || self.filter.is_loaded()
     }
@@ -65,10 +65,10 @@ impl PerfSource {
         self.pipeline.end_replaced_events(since_ns, options);
     }
 
-    /// New events, which are enabled, with those of processes that were started while they were opened and so
-    /// have inherited the old ones only, whose records name these processes.
+    /// Adds to new, enabled events those of processes started while they were opened, which inherited only the old
+    /// ones: the records of these name the processes.
     fn with_started(&mut self, mut new: Events, mut listed: Vec<pid_t>) -> std::io::Result<Events> {
-        // From here on samples of both would be the same time twice.
+        // From here on, samples of both would count time twice.
         self.events.sample_until(monotonic_ns());
         for _ in 0..MAX_PASSES {
             read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);

@@ -1,26 +1,27 @@
 //! Reacts to rings that fill up: the reader gets priority, and less of each stack is copied, so that no sample is
-//! lost while stack bytes can be spared.
+//! lost while stack bytes can be saved.
 //!
-//! Input: after each read, how full the fullest ring was, and whether samples were lost. Output: the most bytes of a
-//! stack to copy, when that changes. Fill is judged, not time: how late the reader runs is up to the machine.
+//! Input: after each read, the fill level of the fullest ring, and whether samples were lost. Output: the maximum
+//! stack size, when it changes. The criterion is the fill level, not time: the delay of the reader depends on the
+//! machine.
 
 use super::super::events::options::STACK_BYTES;
 use super::super::ring::pressure::Pressure;
 
-/// A ring this full when it is read: copy less.
+/// Fill level at which less is copied.
 const FULL_PER_MILLE: u32 = 500;
-/// A ring this full: the reader is late.
+/// Fill level at which the reader is late.
 const LATE_PER_MILLE: u32 = 400;
-/// With less than this, twice as much may be copied: a reader is woken at a quarter, and what is beyond doubles.
+/// Fill level below which twice as much may be copied: a reader is woken at a quarter, and the excess doubles.
 const ROOMY_PER_MILLE: u32 = 350;
-/// Reads in a row with room until more is copied; doubled each time that rings filled up.
+/// Consecutive reads with room before more is copied; doubled each time that rings fill up.
 const FIRST_PATIENCE: u32 = 16;
 const PATIENCE_MAX: u32 = 4096;
 
-/// The limit, and how the rings filled recently.
+/// The limit, and the recent fill levels.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Backlog {
-    /// The most bytes of a stack that are copied; `u32::MAX`: all that is requested.
+    /// Maximum stack size; `u32::MAX`: no limit.
     limit_bytes: u32,
     roomy: u32,
     patience: u32,
@@ -33,7 +34,7 @@ impl Default for Backlog {
 }
 
 impl Backlog {
-    /// The part of the requested bytes per stack that there is room for.
+    /// The requested stack size, within the limit.
     pub(in crate::sources::linux::perf) fn limit(&self, wanted_bytes: u32) -> u32 {
         wanted_bytes.min(self.limit_bytes)
     }
@@ -43,12 +44,12 @@ impl Backlog {
         pressure.lost || pressure.fill_per_mille >= LATE_PER_MILLE
     }
 
-    /// Reads how full the rings were with `copied_bytes` per stack. Returns whether the limit changed.
+    /// Evaluates the fill level with `copied_bytes` per stack. Returns whether the limit changed.
     pub(in crate::sources::linux::perf) fn read(&mut self, pressure: Pressure, copied_bytes: u32) -> bool {
         if pressure.lost || pressure.fill_per_mille >= FULL_PER_MILLE {
             self.roomy = 0;
             let smaller = STACK_BYTES.into_iter().rev().filter(|bytes| *bytes < copied_bytes);
-            // Lost ones show that half is not enough.
+            // Losses show that half is not enough.
             let mut smaller = smaller.skip(usize::from(pressure.lost));
             let least = STACK_BYTES[0];
             let next = smaller.next().unwrap_or(least);
@@ -72,7 +73,7 @@ impl Backlog {
         true
     }
 
-    /// The events could not be reopened: starts counting again.
+    /// Restarts counting: the events could not be reopened.
     pub(in crate::sources::linux::perf) fn stays(&mut self) {
         self.roomy = 0;
     }
@@ -85,15 +86,15 @@ mod tests {
 
     const RING_BYTES: u32 = 4 << 20;
 
-    /// A reader that comes after so many ticks of a CPU that never rests, to a ring with stacks of this size.
+    /// Pressure when the reader comes after this many ticks of a busy CPU, with stacks of this size.
     fn pressure(ticks: u32, stack_bytes: u32) -> Pressure {
         let fits = RING_BYTES / (stack_bytes + 400);
         Pressure { fill_per_mille: ticks.min(fits) * 1000 / fits, lost: ticks > fits }
     }
 
     #[test]
-    fn stacks_give_way_before_samples_do() {
-        // The reader comes later and later, as it does where more and more threads are ready.
+    fn stacks_shrink_before_samples_are_lost() {
+        // The reader is increasingly delayed, as more threads are ready.
         let (mut backlog, mut lost) = (Backlog::default(), 0);
         for ticks in 20..850 {
             let stack_bytes = backlog.limit(60 << 10);
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_held_up_at_once_loses_samples_once() {
+    fn a_suddenly_delayed_reader_loses_samples_once() {
         let (mut backlog, mut lost) = (Backlog::default(), 0);
         for _ in 0..1_000 {
             let stack_bytes = backlog.limit(60 << 10);
@@ -118,13 +119,13 @@ mod tests {
     }
 
     #[test]
-    fn all_is_copied_again_when_there_is_room_and_ever_more_seldom_tried() {
+    fn the_full_size_is_restored_with_room_and_retries_back_off() {
         let mut backlog = Backlog::default();
         let mut rng = Rng::new(3);
         let (mut changes, mut whole) = (0, 0);
         for round in 0..40_000u32 {
             let stack_bytes = backlog.limit(32 << 10);
-            // A storm at the beginning, and another one.
+            // A storm at the beginning, and one later.
             let storms = round < 10 || (20_000..20_010).contains(&round);
             let ticks = if storms { 80 } else { rng.within(0, 12) as u32 };
             changes += u32::from(backlog.read(pressure(ticks, stack_bytes), stack_bytes));
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn below_the_least_nothing_gives_way() {
+    fn the_minimum_size_does_not_shrink() {
         let mut backlog = Backlog::default();
         let full = Pressure { fill_per_mille: 1000, lost: true };
         assert!(!backlog.read(full, 4 << 10));

@@ -8,7 +8,7 @@ use crate::sources::linux::sys;
 
 /// Reads memory of processes.
 pub(in crate::sources::linux::perf) trait TargetMemory {
-    /// Reads up to `len` bytes from this address on into a buffer, whose content it replaces; how many.
+    /// Reads up to `len` bytes from this address into a buffer, replacing its content; returns how many.
     ///
     /// # Errors
     /// The system's error if not even the first byte can be read.

@@ -1,4 +1,4 @@
-//! Stacks: how many bytes the kernel copies, and what completes a copy that is too short.
+//! Stacks: how many bytes the kernel copies, and how short copies are completed.
 
 pub(super) mod backlog;
 pub(super) mod memory;

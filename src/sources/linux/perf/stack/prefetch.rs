@@ -1,8 +1,8 @@
-//! Prefetch by BPF: in the interrupt of a sample, a program reads the words that walks of the thread need above the
-//! event's copy, into a ring of its own.
+//! Prefetch by BPF: in the interrupt of a sample, a program reads the words that walks of the thread need above
+//! the event's copy, into its own ring.
 //!
-//! Input: for each thread, the addresses of the ranges. Output: its samples with these ranges. Each range carries its
-//! address, so it is right whatever list was in the kernel at that moment.
+//! Input: for each thread, the addresses of the ranges. Output: its samples with these ranges. Each range carries
+//! its address, so it is correct whichever list the kernel had at that moment.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -21,30 +21,30 @@ use super::super::events::cpus::cpu_count;
 use super::super::ring::record::SampleId;
 use crate::sources::{Capture, PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX};
 
-/// A range in a record: its address and its bytes.
+/// Size of a range in a record: address and bytes.
 const ENTRY_BYTES: usize = 8 + PREFETCH_RANGE_BYTES;
-/// Ranges of one record: few waste room, many take more records.
+/// Ranges per record: more waste room, fewer take more records.
 const RECORD_RANGES: usize = 32;
 const RECORD_BYTES: usize = HEADER_BYTES + RECORD_RANGES * ENTRY_BYTES;
 const RECORDS_MAX: usize = PREFETCH_RANGES_MAX / RECORD_RANGES;
-/// A list in the kernel: addresses, then zeroes.
+/// Size of a list in the kernel: addresses, then zeros.
 const LIST_BYTES: usize = PREFETCH_RANGES_MAX * 8;
-/// Threads that have a list at the same time; beyond that all are forgotten.
+/// Maximum number of threads with a list; beyond it, all lists are dropped.
 const THREADS_MAX: u32 = 256;
-/// For each CPU some 25 of the largest samples; what does not fit is not prefetched.
+/// Ring size per CPU for some 25 of the largest samples; ranges that do not fit are not prefetched.
 const RING_BYTES_OF_CPU: usize = 1 << 20;
 const RING_BYTES_MAX: usize = 16 << 20;
 
-/// Instead of a range's address: the signals that the thread blocks.
+/// Marks the thread's blocked signals, in place of a range's address.
 const BLOCKED_SIGNALS: u64 = 1;
 
-/// Reads the ranges on the list that the map `lists` may have for the running thread. `ring` is the descriptor of a
-/// [`ProgramRing`]. A record's address is its place among those of its sample. `blocked_at`: where the kernel's
-/// structure of a thread has the signals that it blocks; they take the place of the first range, and the last one
+/// Reads the ranges on the running thread's list in the map `lists`, if any. `ring` is the descriptor of a
+/// [`ProgramRing`]. The address of a record is its index among those of its sample. `blocked_at`: offset of the
+/// blocked signals in the kernel's structure of a thread; they take the place of the first range, and the last one
 /// of a full list is not read.
 fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
     let shift = usize::from(blocked_at.is_some());
-    // r7 the list, r6 the address.
+    // r7: the list; r6: the address.
     let mut program = CopyProgram::of_threads_in(lists, op(MOVE_REGISTER, 7, 0, 0, 0));
     for record in 0..RECORDS_MAX {
         let first = if record == 0 { shift } else { 0 };
@@ -76,7 +76,7 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
             to_submit.push(program.jump(op(JUMP_IF_EQUAL, 6, 0, 0, 0)));
             program.read(entry + 8, PREFETCH_RANGE_BYTES, 6);
             program.extend([
-                // What cannot be read is no range.
+                // An unreadable range gets address 0.
                 op(JUMP_IF_EQUAL, 0, 0, 1, 0),
                 op(MOVE, 6, 0, 0, 0),
                 op(STORE_DOUBLE, 8, 6, entry as i16, 0),
@@ -89,7 +89,7 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
     program.end()
 }
 
-/// A list as the kernel has it.
+/// A list in the kernel's format.
 fn list_bytes(ranges: &[u64]) -> [u8; LIST_BYTES] {
     let mut list = [0; LIST_BYTES];
     for (entry, start) in list.as_chunks_mut().0.iter_mut().zip(ranges) {
@@ -98,7 +98,7 @@ fn list_bytes(ranges: &[u64]) -> [u8; LIST_BYTES] {
     list
 }
 
-/// Gives a sample the ranges that were read at the same moment.
+/// Adds the ranges read at the moment of a sample.
 fn add_prefetched(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
     for entry in copy.bytes.chunks_exact(ENTRY_BYTES) {
@@ -112,27 +112,27 @@ fn add_prefetched(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
             start => capture.prefetched.push(start, bytes),
         }
     }
-    // Of another moment after all.
+    // They are from another moment after all.
     if capture.prefetched.contradict(capture.stack_base.0, &capture.stack) {
         capture.prefetched.clear();
     }
     copies.give_back(copy);
 }
 
-/// Prefetches ranges of the stacks of threads with each of their samples.
+/// Prefetches ranges of threads' stacks with each of their samples.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct BpfPrefetch {
-    /// In the kernel: the ranges of each thread.
+    /// The ranges of each thread, in the kernel.
     lists: OwnedFd,
     ring: ProgramRing,
     threads: HashSet<pid_t>,
     copies: Copies,
-    /// Where the kernel's structure of a thread has the signals that it blocks, where BTF shows it.
+    /// Offset of the blocked signals in the kernel's structure of a thread, if BTF describes it.
     blocked_at: Option<i32>,
 }
 
 impl BpfPrefetch {
-    /// With a map and a ring in the kernel.
+    /// Creates a map and a ring in the kernel.
     ///
     /// # Errors
     /// Errors of bpf(2).
@@ -147,12 +147,12 @@ impl BpfPrefetch {
         })
     }
 
-    /// What a program does with samples that come through.
+    /// The program for samples that pass the filter.
     pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         read_program(self.lists.as_raw_fd(), self.ring.descriptor(), self.blocked_at)
     }
 
-    /// Has the samples of a thread hold these ranges from now on.
+    /// Sets the ranges to prefetch with a thread's samples.
     pub(in crate::sources::linux::perf) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains(&tid) {
             let lists = &self.lists;
@@ -162,8 +162,8 @@ impl BpfPrefetch {
         bpf_sys::put_in_map(&self.lists, tid.cast_unsigned(), &list_bytes(ranges));
     }
 
-    /// Reads what was prefetched so far: after the rings of samples, so that all of theirs is there. The bytes that
-    /// are freed of buffers for it.
+    /// Reads the prefetched ranges so far, after the rings of samples, so that those of all samples are included.
+    /// Returns the number of freed buffer bytes.
     pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let BpfPrefetch { ring, copies, .. } = self;
@@ -171,7 +171,7 @@ impl BpfPrefetch {
         freed
     }
 
-    /// Gives a sample its ranges.
+    /// Adds its ranges to a sample.
     pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         add_prefetched(&mut self.copies, id, capture);
     }
@@ -195,7 +195,7 @@ mod tests {
     const FIRST: (u64, u64) = (4, 0xefff_fffc);
     const AT: u64 = 0x7000_0000;
 
-    /// A thread 77 with a stack from `AT` on, and a list of ranges of it.
+    /// A thread 77 with a stack from `AT` on, and a list of its ranges.
     fn machine(ranges: &[u64]) -> Machine {
         let mut machine = Machine::new(77, 70, FIRST);
         let mut list: Vec<u8> = ranges.iter().flat_map(|start| start.to_le_bytes()).collect();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranges_on_the_list_are_read_at_once() {
+    fn all_ranges_on_the_list_are_read() {
         for count in [1, 2, 31, 32, 33, 64, 65, 511, 512] {
             let starts: Vec<u64> = (0..count).map(|range| AT + 0x1000 + range * 200).collect();
             let mut machine = machine(&starts);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_blocked_signals_of_the_thread_are_read_with_its_ranges() {
+    fn blocked_signals_are_read_with_the_ranges() {
         for (count, at, blocked) in [
             (1, 64, Some(0x55)),
             (31, 64, Some(0x55)),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_range_and_leaves_the_others() {
+    fn unreadable_ranges_are_skipped() {
         let mut machine = machine(&[AT - 0x40, AT + 0x100, AT + 0x1_fff0, AT + 0x200]);
         assert_eq!(machine.run(&program()), 1);
         let ranges = completed(&machine, machine.time_ns, 0x10).prefetched;
@@ -301,22 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_another_moment_are_none() {
+    fn ranges_of_another_moment_are_discarded() {
         let mut machine = machine(&[AT + 0x100, AT + 0x4000]);
         assert_eq!(machine.run(&program()), 1);
         let at_ns = machine.time_ns;
         assert!(!completed(&machine, at_ns + APART_NS_MAX, 0x800).prefetched.is_empty());
         assert!(completed(&machine, at_ns + APART_NS_MAX + 1, 0x800).prefetched.is_empty());
-        // What both hold is not the same.
+        // The contents differ where both overlap.
         machine.memory.1[0x120] ^= 1;
         assert!(completed(&machine, at_ns, 0x800).prefetched.is_empty());
     }
 
     #[test]
-    fn the_kernel_takes_the_program() {
+    fn the_kernel_accepts_the_program() {
         let mut prefetch = match BpfPrefetch::new() {
             Ok(prefetch) => prefetch,
-            // The kernel refuses who may load no program.
+            // The kernel also refuses processes that may not load programs.
             Err(error) => {
                 return assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
             }

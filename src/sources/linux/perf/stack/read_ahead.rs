@@ -1,17 +1,16 @@
-//! Samples that are read from rings while a batch is walked. They wait in this process, so that rings have room, and
-//! count like rings that fill up: less of each stack is copied.
+//! Samples read from rings while a batch is walked. They wait in this process, so that rings have room, and count
+//! like rings that fill up: less of each stack is copied.
 //!
-//! Input: bytes of stacks that were read. Output: whether more may be read, and which part of the allowed bytes
-//! waits.
+//! Input: sizes of stacks read. Output: whether more may be read, and the share of the limit in use.
 
-/// Read rings that are this full.
+/// Fill level at which rings are read ahead.
 const READ_PER_MILLE: u32 = 400;
-/// Most bytes that may wait.
+/// Maximum number of waiting bytes.
 const BYTES_MAX: usize = 16 << 20;
-/// Of a sample beside its stack.
+/// Size of a sample without its stack.
 const SAMPLE_BYTES: usize = 512;
 
-/// Samples that were read and not processed.
+/// Samples read but not yet processed.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
     stack_bytes: usize,
@@ -19,23 +18,23 @@ pub(super) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Adds a sample with these bytes of a stack, and these of its tail.
+    /// Adds a sample with this many bytes of a stack, and of its tail.
     pub(super) fn add(&mut self, stack_bytes: usize, tail_bytes: usize) {
         self.stack_bytes += stack_bytes + SAMPLE_BYTES;
         self.tail_bytes += tail_bytes;
     }
 
-    /// All have been processed.
+    /// Called when all have been processed.
     pub(super) fn clear(&mut self) {
         *self = ReadAhead::default();
     }
 
-    /// Whether to read rings that are this full.
+    /// Whether to read rings this full.
     pub(super) fn reads(&self, fill_per_mille: u32) -> bool {
         fill_per_mille >= READ_PER_MILLE && self.stack_bytes.saturating_add(self.tail_bytes) < BYTES_MAX
     }
 
-    /// Waiting bytes, per mille of the most: by the bytes in records, which can be made smaller.
+    /// Waiting bytes, per mille of the limit: only those in records, which can be made smaller.
     pub(super) fn stacks_per_mille(&self) -> u32 {
         (self.stack_bytes.saturating_mul(1000) / BYTES_MAX).min(1000) as u32
     }
@@ -49,8 +48,8 @@ mod tests {
 
     const RING_BYTES: u32 = 4 << 20;
 
-    /// A CPU that never rests, and batches that take long: of each sample so many ticks. The samples that are lost,
-    /// and the most bytes that waited outside of the ring; `polls` says whether the ring is polled at each tick.
+    /// A busy CPU, and long batches with this many ticks per sample. Returns the number of lost samples, and the
+    /// maximum number of waiting bytes outside the ring; `polls`: whether the ring is polled at each tick.
     fn long_batches(ticks_of_sample: u32, polls: bool) -> (u32, usize) {
         let (mut backlog, mut ahead) = (Backlog::default(), ReadAhead::default());
         let (mut lost, mut most_bytes) = (0, 0);
@@ -61,7 +60,7 @@ mod tests {
             lost += u32::from(in_ring >= fits);
             in_ring = fits.min(in_ring + 1);
             let fill_per_mille = in_ring * 1000 / fits;
-            // The program starts: of its first samples each takes long. Later the walks catch up.
+            // The program starts: each of its first samples takes long. Later the walks catch up.
             if tick >= 1_200 {
                 batch = batch.saturating_sub(20);
             } else if tick % ticks_of_sample == 0 {
@@ -84,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_takes_long_loses_no_samples_and_takes_bounded_memory() {
+    fn a_long_batch_loses_no_samples_and_uses_bounded_memory() {
         for ticks_of_sample in [2, 4, 8, 16] {
             let (lost, most_bytes) = long_batches(ticks_of_sample, true);
             assert_eq!(lost, 0, "{ticks_of_sample} ticks a sample");
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_outside_of_rings_has_a_bound() {
+    fn waiting_samples_are_bounded() {
         let mut ahead = ReadAhead::default();
         assert!(ahead.reads(READ_PER_MILLE) && !ahead.reads(READ_PER_MILLE - 1));
         ahead.add(0, BYTES_MAX - SAMPLE_BYTES - 1);

@@ -1,8 +1,8 @@
 //! The red zone: an event copies a stack from the stack pointer up. Leaf functions of x86_64 may keep words in the
-//! 128 bytes below (System V ABI for x86_64, 3.2.2), and unwind rows of some say that the caller's stack pointer is
-//! there (OpenSSL's SHA-512 by AVX). A BPF program copies these bytes in the same interrupt, into a ring of its own.
+//! 128 bytes below (System V ABI for x86_64, 3.2.2), and unwind rows of some locate the caller's stack pointer
+//! there (OpenSSL's SHA-512 by AVX). A BPF program copies these bytes in the same interrupt, into its own ring.
 //!
-//! The program has the registers of the interrupted code, so only samples in user mode have a red zone: rows need
+//! The program sees the registers of the interrupted code, so only samples in user mode have a red zone: rows need
 //! nothing below the stack pointer of a thread in a system call.
 //!
 //! Input: samples. Output: these samples with the bytes below their stack pointer.
@@ -16,17 +16,17 @@ use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADE
 use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
-/// Bytes that are copied.
+/// Size of a copy.
 const RED_ZONE_BYTES: usize = 128;
 /// Some 6,000 copies: seconds.
 const RING_BYTES: usize = 1 << 20;
-/// Code segment and stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h).
+/// Offsets of code segment and stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h).
 const CS: i16 = 17 * 8;
 const SP: i16 = 19 * 8;
-/// The privilege level in the code segment, and that of user mode.
+/// The privilege level bits in the code segment, and their value for user mode.
 const LEVEL: i32 = 3;
 
-/// Whether this processor has a red zone that code uses.
+/// Whether this processor has a red zone in use.
 pub(in crate::sources::linux::perf) const HERE: bool = cfg!(target_arch = "x86_64");
 
 /// Copies the red zone. `ring` is the descriptor of a [`ProgramRing`].
@@ -34,7 +34,7 @@ fn copy_program(ring: i32) -> Vec<u64> {
     let mut program = CopyProgram::default();
     program.extend([op(LOAD_DOUBLE, 1, CONTEXT, CS, 0), op(AND, 1, 0, 0, LEVEL)]);
     program.end_by(op(JUMP_UNLESS_EQUAL, 1, 0, 0, LEVEL));
-    // r7 the address.
+    // r7: the address.
     program.extend([op(LOAD_DOUBLE, 7, CONTEXT, SP, 0), op(ADD, 7, 0, 0, -(RED_ZONE_BYTES as i32))]);
     program.take_time();
     program.reserve(ring, RED_ZONE_BYTES, ADDRESS_IN_R7);
@@ -55,10 +55,10 @@ pub(in crate::sources::linux::perf) struct RedZone {
 }
 
 impl RedZone {
-    /// With a ring in the kernel.
+    /// Creates a ring in the kernel.
     ///
     /// # Errors
-    /// Errors of bpf(2), or that this processor has no red zone.
+    /// Errors of bpf(2), or an error if this processor has no red zone.
     pub(in crate::sources::linux::perf) fn new() -> io::Result<RedZone> {
         if !HERE {
             return Err(io::ErrorKind::Unsupported.into());
@@ -69,13 +69,13 @@ impl RedZone {
         })
     }
 
-    /// What a program does with samples that come through.
+    /// The program for samples that pass the filter.
     pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         copy_program(self.ring.descriptor())
     }
 
-    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
-    /// are freed of buffers for it.
+    /// Reads the copies so far, after the rings of samples, so that those of all samples are included. Returns the
+    /// number of freed buffer bytes.
     pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let RedZone { ring, copies } = self;
@@ -83,7 +83,7 @@ impl RedZone {
         freed
     }
 
-    /// Puts what was copied at the moment of a sample below its stack.
+    /// Prepends the bytes copied at the moment of a sample to its stack.
     pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         prepend(&mut self.copies, id, capture);
     }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_is_put_there() {
+    fn the_red_zone_is_prepended() {
         let mut machine = machine(3);
         assert_eq!(machine.run(&program()), 1);
         let capture = completed(&machine, machine.time_ns + 900);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_copied_in_the_kernel_without_room_or_of_what_is_not_mapped() {
+    fn nothing_is_copied_in_kernel_mode_without_room_or_if_unmapped() {
         for (level, room, from) in [(0, 9, 0x100), (3, 0, 0x100), (3, 9, 0x40)] {
             let mut machine = machine(level);
             machine.room = room;

@@ -1,22 +1,23 @@
-//! How many bytes of each stack the kernel copies: the smallest size that nearly all stacks fit into.
+//! How many bytes of each stack the kernel copies: the smallest size that fits nearly all stacks.
 //!
 //! Input: how much of its copy each walk used. Output: the next size, when it changes.
 //!
-//! The first round copies the most that a record holds and then picks a size by what stacks needed. After that the size
-//! grows at once, to what is known to be enough or else to the largest, when more than [`TRUNCATED_MAX_PERCENT`] of a
-//! round was truncated; it shrinks one step at a time. If growing did not complete at least half of the truncated stacks,
-//! it goes back and waits for longer each time: some chains lead out of any size (goroutines, into the heap).
+//! The first round copies as much as fits into a record, and then picks a size by the needs of its stacks. After
+//! that the size grows at once, to a size known to be enough or else to the largest, when more than
+//! [`TRUNCATED_MAX_PERCENT`] of a round was truncated; it shrinks one step at a time. If growth did not complete
+//! at least half of the truncated stacks, it is undone, with an increasing backoff: some chains lead out of any
+//! size (goroutines, into the heap).
 //!
-//! One size holds for all threads: it is a property of the events, which are reopened to change it. What a single thread
-//! needs beyond it is prefetched (`prefetch.rs`).
+//! One size applies to all threads: it is a property of the events, which are reopened to change it. Anything a
+//! single thread needs beyond it is prefetched (`prefetch.rs`).
 
 use super::super::events::options::{STACK_BYTES, SWITCH_STACK_BYTES};
 use super::stack_tail::TAIL_BYTES;
 use crate::sources::pushed::StackUse;
 
-/// The size for stacks that no size is enough for, and the first one where the largest would be too much.
+/// The size for stacks that exceed any size, and the initial one if the largest would be too much.
 const USUAL_BYTES: u32 = 16 << 10;
-/// The first size for stacks that are copied at each switch.
+/// The initial size for stacks copied at each switch.
 const USUAL_AT_SWITCH_BYTES: u32 = 8 << 10;
 /// The sizes of a record, and one with the stack tail.
 const SIZES_BYTES: [u32; 6] = {
@@ -25,41 +26,41 @@ const SIZES_BYTES: [u32; 6] = {
 };
 /// Stacks per round; a decision is made at the end of each.
 const ROUND_STACKS: u32 = 256;
-/// Stacks of the first round. Few, since a copy of the largest size takes the program some 20 us, and a server's
-/// latencies show it when that continues for a quarter of a second.
+/// Stacks of the first round. Few, since a copy of the largest size takes the program some 20 us, which becomes
+/// visible in a server's latencies if it continues for a quarter of a second.
 const FIRST_ROUND_STACKS: u32 = 32;
-/// The first size is this many times what the stacks of the first round needed: so few do not show the deepest.
+/// The first size is this many times the need of the first round: so few stacks do not show the deepest.
 const FIRST_ROUND_HEADROOM: usize = 4;
 /// Grow early if this many stacks, and more than half of the first round, were truncated.
 const EARLY_GROW_TRUNCATED: u32 = 24;
 /// Grow when more than this part of a round was truncated.
 const TRUNCATED_MAX_PERCENT: u32 = 2;
-/// A size has to leave room for this part of what was needed: one fourth.
+/// A size must leave this part of the needed bytes as headroom: one fourth.
 const HEADROOM_DIVISOR: usize = 4;
-/// Shrink when all stacks of this many rounds in a row fit into the smaller size with headroom.
+/// Shrink when all stacks of this many consecutive rounds fit into the smaller size with headroom.
 const ROUNDS_TO_SHRINK: u32 = 16;
-/// Rounds until growing is tried again after it was of no use; doubled each time.
+/// Rounds after growth in vain until the next attempt; doubled each time.
 const FIRST_BACKOFF: u32 = 16;
 
-/// The size of copies of stacks, and what stacks needed.
+/// The size of stack copies, and the needs of stacks.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct EventStackSize {
-    /// The sizes to choose from, the smallest first.
+    /// The available sizes, ascending.
     sizes: &'static [u32],
     /// Index of the current size, and of the usual one.
     size: usize,
     usual: usize,
-    /// No round has ended yet.
+    /// Whether no round has ended yet.
     in_first_round: bool,
     stacks: u32,
     truncated: u32,
-    /// Stacks that no size is enough for.
+    /// Stacks that exceed any size.
     unbounded: u32,
-    /// The most bytes that a stack of this round needed.
+    /// Maximum bytes needed by a stack of this round.
     max_needed: usize,
-    /// Rounds in a row whose stacks would have fitted into the smaller size.
+    /// Consecutive rounds with stacks that fit into the smaller size.
     rounds_fitting_smaller: u32,
-    /// In the round after growing: how many were truncated before it, and the size of then.
+    /// In the round after growth: number of truncated stacks before it, and the previous size.
     truncated_before: Option<u32>,
     grown_from: usize,
     backoff: u32,
@@ -67,7 +68,7 @@ pub(in crate::sources::linux::perf) struct EventStackSize {
 }
 
 impl EventStackSize {
-    /// Begins with the most that a record holds, until the first round has shown what is needed.
+    /// Begins with the maximum of a record, until the first round shows the need.
     pub(in crate::sources::linux::perf) fn new() -> EventStackSize {
         EventStackSize { size: STACK_BYTES.len() - 1, ..EventStackSize::for_many_processes() }
     }
@@ -91,19 +92,19 @@ impl EventStackSize {
         }
     }
 
-    /// Begins with the usual size: the first samples of many processes, whose images all have to be read, would fill the
-    /// rings.
+    /// Begins with the usual size: the first samples of many processes, with all images yet to be read, would fill
+    /// the rings.
     pub(in crate::sources::linux::perf) fn for_many_processes() -> EventStackSize {
         EventStackSize::with(&SIZES_BYTES, USUAL_BYTES)
     }
 
-    /// Limits the size to what a record holds: there is no stack tail.
+    /// Limits the size to that of a record: there is no stack tail.
     pub(in crate::sources::linux::perf) fn limit_to_record(&mut self) {
         self.sizes = &STACK_BYTES;
         self.size = self.size.min(self.sizes.len() - 1);
     }
 
-    /// For stacks that are copied at context switches, of which some threads make a hundred thousand per second.
+    /// For stacks copied at context switches: some threads have a hundred thousand per second.
     pub(in crate::sources::linux::perf) fn for_switches() -> EventStackSize {
         EventStackSize::with(&SWITCH_STACK_BYTES, USUAL_AT_SWITCH_BYTES)
     }
@@ -119,13 +120,13 @@ impl EventStackSize {
         self.sizes[self.size]
     }
 
-    /// Counts a walk; the new size, if it changes now.
+    /// Counts a walk; returns the new size, if it changes now.
     pub(in crate::sources::linux::perf) fn walked(&mut self, needed: StackUse) -> Option<u32> {
         self.stacks += 1;
         if needed.unbounded {
             self.unbounded += 1;
         } else {
-            // What lies above every size can only be prefetched.
+            // Words above every size can only be prefetched.
             let is_above_all = needed.bytes > self.sizes.last().map_or(0, |most| *most as usize);
             self.truncated += u32::from(needed.truncated && !is_above_all);
             self.max_needed =
@@ -176,18 +177,18 @@ impl EventStackSize {
     fn decide_first_round(&mut self) {
         let fits = |bytes: &u32| self.max_needed * FIRST_ROUND_HEADROOM < *bytes as usize;
         match self.sizes.iter().position(fits) {
-            // None needed more than a record holds.
+            // No stack needed more than a record holds.
             Some(size) if self.truncated == 0 => self.size = size.min(STACK_BYTES.len() - 1),
             _ if is_too_many(self.truncated, self.stacks) && self.size + 1 < self.sizes.len() => {
                 self.grow(self.usual);
             }
-            // Most lead out of any size.
+            // Most exceed any size.
             _ if self.truncated * 2 > self.stacks => self.size = self.usual,
             _ => {}
         }
     }
 
-    /// Growing did not complete most of the truncated stacks: goes back, and waits for longer than last time.
+    /// Undoes growth that did not complete most of the truncated stacks, and increases the backoff.
     fn undo_growth(&mut self) {
         self.size = self.grown_from;
         self.backoff = self.next_backoff;
@@ -219,8 +220,8 @@ impl EventStackSize {
         self.backoff == 0 && self.size + 1 < self.sizes.len()
     }
 
-    /// Takes the size that is enough for all, if it is known, or else the largest. [`EventStackSize::undo_growth`] goes
-    /// back to the size `from`.
+    /// Grows to a size known to be enough for all, or else to the largest. [`EventStackSize::undo_growth`] reverts
+    /// to the size `from`.
     fn grow(&mut self, from: usize) {
         self.grown_from = from;
         let is_known = self.max_needed > self.bytes() as usize;
@@ -230,12 +231,12 @@ impl EventStackSize {
     }
 }
 
-/// Whether this many truncated ones of `stacks` are more than [`TRUNCATED_MAX_PERCENT`].
+/// Whether `truncated` of `stacks` is more than [`TRUNCATED_MAX_PERCENT`].
 fn is_too_many(truncated: u32, stacks: u32) -> bool {
     truncated * 100 > stacks * TRUNCATED_MAX_PERCENT
 }
 
-/// A size that these bytes fit into with room to spare.
+/// A size that fits these bytes with headroom.
 fn with_headroom(needed: usize) -> usize {
     needed + needed / HEADROOM_DIVISOR
 }
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_to_what_is_needed_and_shrinks_when_less_is() {
+    fn the_size_grows_to_the_need_and_shrinks_with_it() {
         let mut stack_size = EventStackSize::new();
         for _ in 0..4 {
             round(&mut stack_size, 50_000);
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_stacks_leave_room_for_deeper_ones() {
+    fn the_first_round_leaves_room_for_deeper_stacks() {
         for (needed, copied) in [(900, 4 << 10), (1_500, 8 << 10), (5_000, 32 << 10), (20_000, 60 << 10)] {
             let mut stack_size = EventStackSize::new();
             for stack in 0..FIRST_ROUND_STACKS {
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_beyond_the_largest_record_are_copied_by_a_program_where_that_helps() {
+    fn stacks_larger_than_a_record_get_a_tail_if_that_helps() {
         for mut stack_size in [EventStackSize::new(), EventStackSize::for_many_processes()] {
             for _ in 0..4 {
                 round(&mut stack_size, 200_000);
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_no_further_than_is_known_to_be_enough() {
+    fn the_size_grows_no_further_than_needed() {
         let mut stack_size = EventStackSize::new();
         round(&mut stack_size, 1_000);
         assert_eq!(stack_size.bytes(), 4 << 10);
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_that_no_size_is_enough_for_leave_the_others_theirs() {
+    fn stacks_that_exceed_any_size_do_not_affect_others() {
         let mut stack_size = EventStackSize::new();
         for stack in 0..40 * ROUND_STACKS {
             let unbounded = stack % 3 > 0;
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_at_once_when_stacks_become_deeper() {
+    fn the_size_grows_at_once_when_stacks_become_deeper() {
         let mut stack_size = EventStackSize::new();
         for _ in 0..4 {
             round(&mut stack_size, 1_000);
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_that_leave_every_size_are_not_copied_in_vain_for_long() {
+    fn growth_in_vain_is_soon_undone() {
         let mut stack_size = EventStackSize::new();
         let mut large = 0;
         for _ in 0..1_000 {

@@ -1,9 +1,9 @@
-//! The stack tail, above the bytes that a record holds: an event copies less than 64 KiB of a stack, since the length
-//! of a record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). A BPF program copies the bytes
-//! that follow in the same interrupt, for threads with larger stacks, into a ring of its own.
+//! The stack tail, above the bytes in a record: an event copies less than 64 KiB of a stack, since the length of a
+//! record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). For threads with larger stacks, a
+//! BPF program copies the following bytes in the same interrupt, into its own ring.
 //!
-//! Input: samples with as many bytes as a record holds. Output: the same samples with the bytes that follow. Both
-//! copies are of one moment: they have the same thread and time, and overlap by bytes that must be equal.
+//! Input: samples with full records. Output: the same samples with the following bytes. Both copies are from one
+//! moment: they have the same thread and time, and overlap by bytes that must be equal.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,29 +19,30 @@ use super::super::events::options::STACK_BYTES_MAX;
 use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
-/// What is read at once, so that a copy ends where memory does.
+/// Bytes read at once, so that a copy ends at the end of memory, and reads per piece.
 const PAGE_BYTES: usize = 4096;
 const PIECE_PAGES: usize = 4;
 const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
-/// Most pieces of one copy: it takes some 25 us.
+/// Maximum number of pieces in a copy: it takes some 25 us.
 const PIECES_MAX: usize = 16;
-/// Most bytes of a copy.
+/// Maximum size of a copy.
 pub(in crate::sources::linux::perf) const TAIL_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
-/// For each CPU some 30 ms of the largest copies at 997 Hz, two batches. What does not fit is not copied, and where
-/// that is most of them, none are (`stack_size.rs`); all of the ring is resident as soon as it is there.
+/// Ring size per CPU for some 30 ms of the largest copies at 997 Hz, two batches. Stacks that do not fit get no
+/// tail, and if that is most of them, tails are disabled (`stack_size.rs`); the whole ring is resident from its
+/// creation.
 const RING_BYTES_OF_CPU: usize = 8 << 20;
 const RING_BYTES_MAX: usize = 32 << 20;
-/// A copy begins this far below the end of the highest record, for samples that are deeper.
+/// A copy begins this far below the end of the highest record, for deeper samples.
 const BELOW_BYTES: u64 = 16 << 10;
-/// The least bytes that both copies must have in common.
+/// Minimum overlap of both copies.
 const OVERLAP_BYTES: u64 = 64;
-/// Threads with large stacks at the same time; beyond that all are forgotten and found again.
+/// Maximum number of threads with large stacks; beyond it, all are dropped and found again.
 const THREADS_MAX: u32 = 4096;
 
-/// Copies the stack of the running thread from the address on that the map `wanted` may have for it.
-/// `ring` is the descriptor of a [`ProgramRing`].
+/// Copies the stack of the running thread from its address in the map `wanted`, if any. `ring` is the descriptor
+/// of a [`ProgramRing`].
 fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
-    // r7 the address.
+    // r7: the address.
     let mut program = CopyProgram::of_threads_in(wanted, op(LOAD_DOUBLE, 7, 0, 0, 0));
     for _ in 0..PIECES_MAX {
         program.reserve(ring, PIECE_BYTES, ADDRESS_IN_R7);
@@ -64,12 +65,12 @@ fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     program.end()
 }
 
-/// Bytes of the ring for this many CPUs.
+/// Size of the ring for this many CPUs.
 fn ring_bytes(cpus: usize) -> usize {
     (RING_BYTES_OF_CPU * cpus.next_power_of_two()).min(RING_BYTES_MAX)
 }
 
-/// Appends to the stack of a sample what was copied at the same moment.
+/// Appends the bytes copied at the moment of a sample to its stack.
 fn append(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     if let Some(copy) = copies.of_sample(id) {
         join(capture, copy.from, &copy.bytes);
@@ -77,8 +78,7 @@ fn append(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     }
 }
 
-/// Appends to the stack what follows it of `bytes`, copied from the address `from` on, if both have the same where
-/// they overlap.
+/// Appends the rest of `bytes`, copied from address `from`, to the stack, if both are equal where they overlap.
 fn join(capture: &mut Capture, from: u64, bytes: &[u8]) {
     let base = capture.stack_base.0;
     let Some(end) = base.checked_add(capture.stack.len() as u64) else { return };
@@ -98,7 +98,7 @@ fn join(capture: &mut Capture, from: u64, bytes: &[u8]) {
 /// Copies of the upper parts of large stacks.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct StackTail {
-    /// In the kernel: where the copy of each thread begins.
+    /// Start address of each thread's copy, in the kernel.
     wanted: OwnedFd,
     ring: ProgramRing,
     from: HashMap<pid_t, u64>,
@@ -106,12 +106,12 @@ pub(in crate::sources::linux::perf) struct StackTail {
 }
 
 impl StackTail {
-    /// Bytes of the ring.
+    /// Size of the ring, bytes.
     pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         ring_bytes(cpu_count()) as u64
     }
 
-    /// With a map and a ring in the kernel.
+    /// Creates a map and a ring in the kernel.
     ///
     /// # Errors
     /// Errors of bpf(2).
@@ -125,13 +125,13 @@ impl StackTail {
         })
     }
 
-    /// What a program does with samples that come through.
+    /// The program for samples that pass the filter.
     pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         copy_program(self.wanted.as_raw_fd(), self.ring.descriptor())
     }
 
-    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
-    /// are freed of buffers for it.
+    /// Reads the copies so far, after the rings of samples, so that those of all samples are included. Returns the
+    /// number of freed buffer bytes.
     pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let StackTail { ring, copies, .. } = self;
@@ -139,8 +139,7 @@ impl StackTail {
         freed
     }
 
-    /// Completes the stack of a sample whose record was full, and sees to it that the next one of
-    /// its thread can be.
+    /// Completes the stack of a sample with a full record, and requests a tail with its thread's next samples.
     pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         if capture.stack.len() < STACK_BYTES_MAX as usize {
             return;
@@ -148,7 +147,7 @@ impl StackTail {
         let end = capture.stack_base.0.saturating_add(capture.stack.len() as u64);
         append(&mut self.copies, id, capture);
         let from = (end & !(PAGE_BYTES as u64 - 1)).saturating_sub(BELOW_BYTES);
-        // What is lower is in the records of those that are less deep.
+        // Lower bytes are in the records of less deep samples.
         if self.from.get(&id.tid).is_some_and(|before| *before <= end.saturating_sub(OVERLAP_BYTES)) {
             return;
         }
@@ -177,7 +176,7 @@ mod tests {
     const FIRST: (u64, u64) = (4, 0xefff_fffc);
     const AT: u64 = 0x7000_0000;
 
-    /// A thread 77 with a stack of `bytes` from `AT` on, of which copies begin at `from`.
+    /// A thread 77 with a stack of `bytes` from `AT` on; its copies begin at `from`.
     fn machine(bytes: usize, from: u64) -> Machine {
         let mut machine = Machine::new(77, 70, FIRST);
         machine.maps.push((WANTED, vec![(77, from)]));
@@ -191,7 +190,8 @@ mod tests {
         filter_program::program(FilterRule::OfProcess(70), FIRST, &copy_program(WANTED, RING))
     }
 
-    /// What a sample at `time_ns` of the thread of the machine has, with so many stack bytes in its record from `sp` on.
+    /// The stack of a sample at `time_ns` of the machine's thread, with this many stack bytes in its record from
+    /// `sp` on.
     fn completed(machine: &Machine, sp: u64, stack_bytes: usize, time_ns: u64) -> Vec<u8> {
         let mut copies = Copies::default();
         machine.records.iter().for_each(|record| copies.take(record));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_copied_up_to_where_memory_ends() {
+    fn a_stack_is_copied_to_the_end_of_memory() {
         for pages in [9, 20, 21, 23, 24, 40, 70] {
             let bytes = pages * PAGE_BYTES;
             let from = AT + 4 * PAGE_BYTES as u64;
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_copied_of_others_or_without_room() {
+    fn nothing_is_copied_of_other_threads_or_without_room() {
         let mut other = machine(0x20000, AT);
         other.tgid = 71;
         assert_eq!(other.run(&program()), 0);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_copied_at_the_same_moment_is_appended() {
+    fn only_copies_of_the_same_moment_are_appended() {
         let mut machine = machine(0x20000, AT + 0x4000);
         assert_eq!(machine.run(&program()), 1);
         let at_ns = machine.time_ns;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_differ_are_of_two_moments() {
+    fn copies_with_differing_bytes_are_not_joined() {
         let mut machine = machine(0x20000, AT + 0x4000);
         assert_eq!(machine.run(&program()), 1);
         machine.memory.1[0x7ff0] ^= 1;

@@ -1,8 +1,8 @@
-//! The stack stage: how many bytes of each stack the kernel copies, and what completes a copy.
+//! The stack stage: how many bytes of each stack the kernel copies, and how copies are completed.
 //!
-//! Input: samples as their records hold them, and what their walks needed. Output: samples with the red zone, the
-//! stack tail and the prefetched ranges of the same moment, and the options for the next samples. Missing pages are
-//! brought in for later copies.
+//! Input: samples as in their records, and the stack use of their walks. Output: samples with the red zone, the
+//! stack tail and the prefetched ranges of the same moment, and the options for the next samples. Missing pages
+//! are faulted in for later copies.
 
 use std::io;
 
@@ -24,25 +24,25 @@ use crate::addr::{Avma, CodeAddress};
 use crate::sources::Capture;
 use crate::sources::pushed::StackUse;
 
-/// What programs in the kernel copy beside the records.
+/// Copies made by BPF programs in addition to the records.
 #[derive(Debug, Default)]
 struct ProgramCopies {
     tail: Option<StackTail>,
     prefetch: Option<BpfPrefetch>,
     red_zone: Option<RedZone>,
-    /// The kernel takes no program that reads ranges of stacks.
+    /// Whether the kernel refused the program that prefetches.
     prefetch_refused: bool,
 }
 
-/// The size by which stacks are copied.
+/// The sizes of stack copies.
 #[derive(Debug)]
 struct Sizes {
     stack: EventStackSize,
-    /// Of the stacks at which threads leave their CPUs.
+    /// Size of stacks at which threads leave their CPUs.
     at_switch: EventStackSize,
-    /// What rings have room for.
+    /// Limit imposed by the rings.
     backlog: Backlog,
-    /// The number of sizes so far, and since when stacks are copied by this one (monotonic clock).
+    /// Number of the current size, and the time since which it applies (monotonic clock).
     number: u32,
     since_ns: u64,
 }
@@ -50,18 +50,18 @@ struct Sizes {
 /// The state of the stage.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Stacks {
-    /// Frames in the kernel are recorded.
+    /// Whether kernel frames are recorded.
     kernel_frames: bool,
     copies: ProgramCopies,
     sizes: Sizes,
-    /// What was read of rings and is not handed over yet.
+    /// Samples read ahead of their batch.
     ahead: ReadAhead,
-    /// Of each process: the program that it runs, and where its stacks end.
+    /// By process: its program, and the missing pages of its stacks.
     missing_pages: HashMap<pid_t, (u64, MissingPages)>,
 }
 
 impl Stacks {
-    /// With stacks of this size at first.
+    /// With this initial stack size.
     pub(in crate::sources::linux::perf) fn new(kernel_frames: bool, size: EventStackSize) -> Stacks {
         Stacks {
             kernel_frames,
@@ -78,7 +78,7 @@ impl Stacks {
         }
     }
 
-    /// Fills a buffer with a sample.
+    /// Copies a sample into a buffer.
     pub(in crate::sources::linux::perf) fn copy(
         &mut self,
         id: SampleId,
@@ -87,13 +87,13 @@ impl Stacks {
     ) {
         capture.reset();
         capture.cpu = Some(id.cpu);
-        // Rings still hold what was copied by the size before.
+        // Rings still hold copies of the previous size.
         capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.extend_from_slice(sample.stack);
         let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
         self.ahead.add(sample.stack.len(), if has_tail { TAIL_BYTES as usize } else { 0 });
-        // All but the innermost are return addresses, looked up at the call. If a program called an emulated entry
-        // point, the kernel counts that among its own.
+        // All but the innermost are return addresses, looked up at the call. The kernel counts an emulated entry
+        // point called by a program among its own frames.
         let frames = sample.kernel().map(Avma).filter(|at| at.is_kernel());
         let frames = frames.enumerate().map(|(depth, at)| match depth {
             0 => CodeAddress::Pc(at),
@@ -106,8 +106,8 @@ impl Stacks {
         capture.stack_base = capture.registers.sp();
     }
 
-    /// Reads what programs copied so far: after the rings of samples, so that all of theirs is there. The bytes that are
-    /// freed of buffers for it.
+    /// Reads the programs' copies so far, after the rings of samples, so that those of all samples are included.
+    /// Returns the number of freed buffer bytes.
     pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let ProgramCopies { tail, prefetch, red_zone, .. } = &mut self.copies;
         tail.as_mut().map_or(0, StackTail::read)
@@ -115,22 +115,22 @@ impl Stacks {
             + red_zone.as_mut().map_or(0, RedZone::read)
     }
 
-    /// Whether rings that are so full are read while a batch is walked.
+    /// Whether rings this full are read while a batch is walked.
     pub(in crate::sources::linux::perf) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
         self.ahead.reads(fill_per_mille)
     }
 
-    /// How full rings were, or what was read of them.
+    /// Fill level of the rings, or of the samples read ahead, whichever is higher.
     pub(in crate::sources::linux::perf) fn pressure(&self, rings: Pressure) -> Pressure {
         rings.with(self.ahead.stacks_per_mille())
     }
 
-    /// All that was read is handed over.
+    /// Begins a batch: all samples read so far are handed over.
     pub(in crate::sources::linux::perf) fn begin_batch(&mut self) {
         self.ahead.clear();
     }
 
-    /// Completes a sample, of a process that runs this program.
+    /// Completes a sample of a process that runs this program.
     pub(in crate::sources::linux::perf) fn complete(
         &mut self,
         id: SampleId,
@@ -171,7 +171,7 @@ impl Stacks {
         }
     }
 
-    /// What the copy of the stack of this thread lacked is there for the next one.
+    /// Faults in pages missing from the copy of this thread's stack, for the next one.
     fn bring_in(
         &mut self,
         pid: pid_t,
@@ -186,19 +186,19 @@ impl Stacks {
         }
         let (of_program, pages) = self.missing_pages.entry(pid).or_default();
         if *of_program != program {
-            // Nothing is known of the memory of another program.
+            // The memory of another program is unknown.
             (*of_program, *pages) = (program, MissingPages::default());
         }
         pages.bring_in(tid, capture, most_bytes, memory);
     }
 
-    /// A process is no longer sampled.
+    /// Drops a process that is no longer sampled.
     pub(in crate::sources::linux::perf) fn forget_process(&mut self, pid: pid_t) {
         self.missing_pages.remove(&pid);
     }
 
-    /// Prepares the programs that `options` need, as many as can be had: the options without the others. `may_copy`:
-    /// events may have a program that copies. `load` has the kernel take one.
+    /// Prepares the programs needed by `options`, as many as possible; returns the options without the others.
+    /// `may_copy`: events may have a program that copies. `load` loads one into the kernel.
     pub(in crate::sources::linux::perf) fn prepare(
         &mut self,
         mut options: EventOptions,
@@ -216,13 +216,14 @@ impl Stacks {
         if options.prefetch && may_copy && copies.prefetch.is_none() {
             copies.prefetch = BpfPrefetch::new().ok();
         }
-        // First what uses the program's argument; last what takes longest, since copies are found by their times.
+        // First the one that uses the program's argument; last the slowest, since copies are matched by their
+        // times.
         let red_zone: Vec<u64> =
             copies.red_zone.iter().filter(|_| options.red_zone).flat_map(RedZone::program).collect();
         let prefetch: Vec<u64> = copies.prefetch.iter().flat_map(BpfPrefetch::program).collect();
         let tail: Vec<u64> = copies.tail.iter().filter(|_| is_large).flat_map(StackTail::program).collect();
         if load(&[&red_zone[..], &prefetch, &tail].concat()).is_err() {
-            // An older kernel may take the rest.
+            // An older kernel may accept the rest.
             copies.prefetch = None;
             if prefetch.is_empty() || load(&[&red_zone[..], &tail].concat()).is_err() {
                 (copies.tail, copies.red_zone) = (None, None);
@@ -236,20 +237,20 @@ impl Stacks {
         options
     }
 
-    /// Events sample by other options since this time (monotonic clock).
+    /// Notes that events sample with other options since this time (monotonic clock).
     pub(in crate::sources::linux::perf) fn reopened(&mut self, since_ns: u64) {
         self.sizes.number = self.sizes.number.wrapping_add(1);
         self.sizes.since_ns = since_ns;
     }
 
-    /// What the events before these wrote was read.
+    /// Notes that everything written by the previous events was read.
     pub(in crate::sources::linux::perf) fn drained(&mut self, options: EventOptions) {
         if !options.needs_stack_tail() {
             self.copies.tail = None;
         }
     }
 
-    /// Events could not be reopened: they keep these options.
+    /// Notes that events could not be reopened and keep these options.
     pub(in crate::sources::linux::perf) fn keep(&mut self, options: EventOptions) {
         self.sizes.stack.pin(options.stack_bytes);
         self.sizes.backlog.stays();
@@ -258,7 +259,7 @@ impl Stacks {
         }
     }
 
-    /// Reads how full the rings were. Returns the options that there is room for, if they changed.
+    /// Evaluates the fill level of the rings. Returns the options that there is room for, if they changed.
     pub(in crate::sources::linux::perf) fn relieve(
         &mut self,
         pressure: Pressure,
@@ -271,8 +272,8 @@ impl Stacks {
         (stack_bytes != options.stack_bytes).then_some(EventOptions { stack_bytes, ..options })
     }
 
-    /// Reads what a walk needed of a stack, which was copied with the size of this number. Returns the options for
-    /// the next samples, if they changed.
+    /// Records a walk's use of a stack that was copied with the size of this number. Returns the options for the
+    /// next samples, if they changed.
     pub(in crate::sources::linux::perf) fn walked(
         &mut self,
         size_number: u32,
@@ -280,7 +281,7 @@ impl Stacks {
         options: EventOptions,
         may_copy: bool,
     ) -> Option<EventOptions> {
-        // Others say nothing of what this size is good for.
+        // Copies of other sizes do not show whether this one fits.
         let is_current = size_number == self.sizes.number;
         let stack_bytes = is_current.then(|| self.sizes.stack.walked(needed)).flatten();
         let stack_bytes = stack_bytes.map(|bytes| self.sizes.backlog.limit(bytes));
@@ -290,7 +291,7 @@ impl Stacks {
         (next != options).then_some(next)
     }
 
-    /// Reads what a walk needed of a stack at a context switch, like [`Stacks::walked`].
+    /// Records a walk's use of a stack at a context switch, like [`Stacks::walked`].
     pub(in crate::sources::linux::perf) fn wait_walked(
         &mut self,
         size_number: u32,
@@ -302,34 +303,34 @@ impl Stacks {
         Some(EventOptions { switches: Some(SwitchOptions { stack_bytes, ..switches }), ..options })
     }
 
-    /// Whether ranges of stacks can be read.
+    /// Whether ranges of stacks can be prefetched.
     pub(in crate::sources::linux::perf) fn may_prefetch(&self) -> bool {
         !self.copies.prefetch_refused
     }
 
-    /// Whether ranges of stacks are read.
+    /// Whether ranges of stacks are prefetched.
     pub(in crate::sources::linux::perf) fn prefetches(&self) -> bool {
         self.copies.prefetch.is_some()
     }
 
-    /// Events were opened that should read ranges of stacks: whether they do.
+    /// Called after opening events for prefetching: checks whether they prefetch.
     pub(in crate::sources::linux::perf) fn note_prefetch(&mut self) {
         self.copies.prefetch_refused = self.copies.prefetch.is_none();
     }
 
-    /// Has the samples of a thread hold these ranges from now on.
+    /// Sets the ranges to prefetch with a thread's samples.
     pub(in crate::sources::linux::perf) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.set(tid, ranges);
         }
     }
 
-    /// Whether a program copies the upper parts of large stacks.
+    /// Whether a program copies the tails of large stacks.
     pub(in crate::sources::linux::perf) fn copies_tails(&self) -> bool {
         self.copies.tail.is_some()
     }
 
-    /// Bytes of the ring that such a program writes to.
+    /// Size of that program's ring, bytes.
     pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         self.copies.tail.as_ref().map_or(0, StackTail::ring_bytes)
     }
@@ -339,9 +340,9 @@ impl Stacks {
 mod tests {
     use super::*;
 
-    /// What rings still hold from before says nothing of a new size.
+    /// Earlier copies in the rings are no evidence about a new size.
     #[test]
-    fn each_stack_says_by_which_size_it_was_copied() {
+    fn each_stack_has_the_number_of_its_size() {
         let mut stacks = Stacks::new(true, EventStackSize::new());
         for since_ns in [10, 50, 100] {
             stacks.reopened(since_ns);

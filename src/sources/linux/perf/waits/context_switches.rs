@@ -1,8 +1,8 @@
-//! Context switches of all CPUs, with the stacks that were copied at them.
+//! Context switches of all CPUs, with the stacks copied at them.
 //!
-//! Input: records of switches, samples at them, and losses; those of one CPU come in order. Output: switches in order
-//! of time. A thread leaves one CPU and gets another, so switches wait for the next batch until all rings were read
-//! past them.
+//! Input: records of switches, samples at them, and losses; those of one CPU come in order. Output: switches in
+//! time order. A thread leaves one CPU and gets another, so switches wait for the next batch until all rings were
+//! read past them.
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -11,13 +11,13 @@ use super::super::reorder::queue::Queue;
 use super::super::ring::record::SampleId;
 use super::wait::{STACK_DROPPED, SwitchStack, ThreadEvent};
 
-/// Switches that are not in order yet.
+/// Switches not yet in order.
 #[derive(Debug)]
 pub(super) struct ContextSwitches {
     queue: Queue<ThreadEvent>,
-    /// By CPU: the stack that was copied of the thread that leaves it next.
+    /// By CPU: the copied stack of the next thread to leave it.
     copied: HashMap<u32, (pid_t, SwitchStack)>,
-    /// Switches are accepted from this time on, and until this one: two sets of events may record the same.
+    /// The time span of accepted switches: two sets of events may record the same ones.
     from_ns: u64,
     until_ns: u64,
     /// By CPU: the time of the last record.
@@ -37,12 +37,12 @@ impl Default for ContextSwitches {
 }
 
 impl ContextSwitches {
-    /// Takes switches until this time from the rings that are read next, and from then on of others.
+    /// Accepts switches up to this time from the rings read next, and later ones from others.
     pub(super) fn accept_until(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
 
-    /// Accepts switches from this time on, as [`ContextSwitches::accept_until`] describes.
+    /// Accepts switches from this time on, see [`ContextSwitches::accept_until`].
     pub(super) fn accept_from(&mut self, from_ns: u64) {
         (self.from_ns, self.until_ns) = (from_ns, u64::MAX);
     }
@@ -58,13 +58,13 @@ impl ContextSwitches {
 
     /// Records of a CPU were lost.
     pub(super) fn dropped(&mut self, id: SampleId) {
-        // The record of its thread leaving may be among them, and the next one that leaves does not replace it.
+        // The lost records may include the one of its thread leaving; the next thread must not get its stack.
         self.copied.remove(&id.cpu);
         let since_ns = self.last_ns.get(&id.cpu).copied().unwrap_or(0);
         self.queue.push(id, ThreadEvent::Dropped { since_ns });
     }
 
-    /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
+    /// Records the stack of a thread about to leave its CPU. Returns a stack left over from another thread.
     pub(super) fn copied(&mut self, id: SampleId, stack: SwitchStack) -> Option<SwitchStack> {
         if !self.is_accepted(id.time_ns) {
             return Some(stack);
@@ -72,7 +72,7 @@ impl ContextSwitches {
         self.copied.insert(id.cpu, (id.tid, stack)).map(|(_, stack)| stack)
     }
 
-    /// It leaves its CPU; its switch sample comes right before.
+    /// Records that a thread leaves its CPU; its switch sample comes right before.
     pub(super) fn left(&mut self, id: SampleId, preempted: bool) {
         if !self.is_accepted(id.time_ns) {
             return;
@@ -84,14 +84,14 @@ impl ContextSwitches {
         self.queue.push(id, ThreadEvent::Out { stack, preempted });
     }
 
-    /// Another change of a thread.
+    /// Records another event of a thread.
     pub(super) fn note(&mut self, id: SampleId, switch: ThreadEvent) {
         if !matches!(switch, ThreadEvent::In) || self.is_accepted(id.time_ns) {
             self.queue.push(id, switch);
         }
     }
 
-    /// What happened before this time, in the order of times.
+    /// The events before this time, in time order.
     pub(super) fn release(&mut self, watermark_ns: u64) -> Vec<(SampleId, ThreadEvent)> {
         self.queue.release_before(watermark_ns)
     }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_ring_may_still_precede_waits_for_the_next_batch() {
+    fn events_after_the_watermark_wait_for_the_next_batch() {
         let mut switches = ContextSwitches::default();
         // Ring 0 is read before thread 5 leaves CPU 0, ring 1 after it has CPU 1.
         switches.note(id(5, 900, 1), ThreadEvent::In);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_not_that_of_a_later_wait_if_what_followed_was_dropped() {
+    fn after_losses_a_stack_is_not_attributed_to_a_later_wait() {
         let mut switches = ContextSwitches::default();
         assert!(switches.copied(id(5, 10, 0), SwitchStack::NotRecorded).is_none());
         switches.dropped(id(5, 20, 0));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_that_two_sets_of_events_record_count_once() {
+    fn switches_recorded_by_two_sets_of_events_count_once() {
         let mut switches = ContextSwitches::default();
         switches.accept_until(100);
         for time_ns in [90, 110] {

@@ -1,7 +1,7 @@
 //! The waits stage: waits of threads by the context switches of all CPUs.
 //!
-//! Input: records of switches and the stacks that were copied at them. Output: waits with their times and stacks. A
-//! thread whose stack is unknown is polled through /proc.
+//! Input: records of switches and the stacks copied at them. Output: waits with their times and stacks. Threads
+//! with unknown stacks are polled through /proc.
 
 use std::collections::VecDeque;
 
@@ -18,16 +18,16 @@ use crate::sources::Capture;
 
 /// Threads polled per batch: some milliseconds, and some megabytes of stacks.
 const POLLS_PER_BATCH: usize = 128;
-/// Most threads in the queue for polls.
+/// Maximum number of threads queued for polls.
 const POLLS_MAX: usize = 65_536;
 
 /// The state of the stage.
 pub(in crate::sources::linux::perf) struct WaitRecorder {
     switches: ContextSwitches,
     waits: WaitTracker,
-    /// Threads in the queue for polls.
+    /// Threads queued for polls.
     to_poll: VecDeque<(pid_t, pid_t)>,
-    /// Nothing is recorded of this process until it runs its program.
+    /// A process that is not recorded until it runs its program.
     held: Option<pid_t>,
 }
 
@@ -43,12 +43,12 @@ impl WaitRecorder {
         }
     }
 
-    /// Accepts switches until this time from the rings that are read next, and later ones from others.
+    /// Accepts switches up to this time from the rings read next, and later ones from others.
     pub(in crate::sources::linux::perf) fn accept_until(&mut self, until_ns: u64) {
         self.switches.accept_until(until_ns);
     }
 
-    /// Accepts switches from this time on, as [`WaitRecorder::accept_until`] describes.
+    /// Accepts switches from this time on, see [`WaitRecorder::accept_until`].
     pub(in crate::sources::linux::perf) fn accept_from(&mut self, from_ns: u64) {
         self.switches.accept_from(from_ns);
     }
@@ -86,7 +86,7 @@ impl WaitRecorder {
         }
     }
 
-    /// A thread existed when the recording began, at this time.
+    /// Adds a thread that existed when the recording began, at this time.
     pub(in crate::sources::linux::perf) fn list(&mut self, pid: pid_t, tid: pid_t, time_ns: u64) {
         self.switches.note(SampleId { pid, tid, time_ns, cpu: 0 }, ThreadEvent::Listed);
         self.request_poll(pid, tid);
@@ -98,7 +98,7 @@ impl WaitRecorder {
         }
     }
 
-    /// Polls some of the threads whose stacks are unknown.
+    /// Polls some of the threads with unknown stacks.
     pub(in crate::sources::linux::perf) fn poll(
         &mut self,
         threads: &dyn SleepingThreads,
@@ -150,7 +150,7 @@ impl WaitRecorder {
         self.reported(spare)
     }
 
-    /// The waits that continue at the end of the recording, at this time.
+    /// The open waits at the end of the recording, at this time.
     pub(in crate::sources::linux::perf) fn end(
         &mut self,
         until_ns: u64,

@@ -1,4 +1,4 @@
-//! The stack of a waiting thread, read through /proc: it went to sleep before the recording, or the kernel had no
+//! The stack of a waiting thread, read through /proc: it began to wait before the recording, or the kernel had no
 //! room for its stack. Input: a thread. Output: its stack, or none if it ran meanwhile.
 
 use std::path::Path;
@@ -9,14 +9,14 @@ use super::wait::SwitchStack;
 use crate::sources::linux::sleeping_thread;
 use crate::sources::{Capture, SleepingThread};
 
-/// Bytes of the stack that are read, as many as the kernel copies at most.
+/// Stack bytes to read: the kernel's maximum for a copy.
 const STACK_BYTES: usize = 60 << 10;
-/// Why the stack of a thread that waits is missing.
+/// Reason for a missing stack of a waiting thread.
 const NOT_SHOWN: &str = "waited since before the recording, where /proc does not show it";
 
-/// What the waits stage asks about threads.
+/// The waits stage's view of threads.
 pub(in crate::sources::linux::perf) trait SleepingThreads {
-    /// Reads registers and stack of a thread that waits.
+    /// Reads registers and stack of a waiting thread.
     fn capture(&self, pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut Capture) -> SleepingThread;
 
     /// Whether a thread exists.
@@ -37,7 +37,7 @@ impl SleepingThreads for SystemThreads {
     }
 }
 
-/// Polls a thread, with a buffer to be filled. `None`: it does not wait, or no longer.
+/// Polls a thread, with a buffer to fill. `None` if it does not wait, or no longer.
 pub(super) fn poll(
     threads: &dyn SleepingThreads,
     pid: pid_t,

@@ -1,10 +1,10 @@
 //! Waits: from the moment at which a thread leaves its CPU to the moment at which it runs again.
 //!
-//! Input: context switches of all CPUs in the order of their times, and losses of records. Output: waits with their
-//! times in nanoseconds, and the stack at which each began.
+//! Input: context switches of all CPUs in time order, and losses of records. Output: waits with their times in
+//! nanoseconds, and the stack at which each began.
 //!
-//! The time between wakeup and running is part of the wait. A preempted thread is ready: that is wall-clock time, but
-//! not a wait.
+//! The time between wakeup and running is part of the wait. A preempted thread is ready: that is wall-clock time,
+//! but not a wait.
 
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
@@ -12,13 +12,13 @@ use libc::pid_t;
 use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
-/// Why the time of a wait has no stack.
+/// Loss reason for a wait without a stack.
 pub(in crate::sources::linux::perf) const STACK_DROPPED: &str = "the kernel dropped where a wait began";
-/// Why the length of a wait is unknown.
+/// Loss reason for a wait of unknown length.
 pub(in crate::sources::linux::perf) const END_DROPPED: &str = "the kernel dropped where a wait ended";
-/// Why the time of a wait that began before the recording has no stack.
+/// Loss reason for a wait that began before the recording, without a stack.
 pub(in crate::sources::linux::perf) const BEGAN_BEFORE: &str = "waited since before the recording";
-/// Why the wait of a thread that no longer exists is lost.
+/// Loss reason for the wait of a thread that no longer exists.
 const ENDED_UNSEEN: &str = "the kernel dropped that a thread ended";
 
 /// The last switch of a thread is recorded after its exit, so its number is kept until this many more have exited.
@@ -27,32 +27,32 @@ const EXITED_MAX: usize = 32_768;
 /// The stack at which a thread left its CPU.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) enum SwitchStack {
-    /// What the kernel copied, or what was read while the thread waited on.
+    /// Copied by the kernel, or read while the thread still waited.
     Copied(Box<Capture>),
-    /// The sampler has it.
+    /// Already reported to the sampler.
     Reported,
-    /// There is none, for this reason.
+    /// Missing for this reason.
     Missing(&'static str),
-    /// A thread of the kernel, or time that is not recorded.
+    /// A kernel thread, or unrecorded time.
     NotRecorded,
 }
 
-/// What happened to a thread.
+/// An event of a thread.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) enum ThreadEvent {
-    /// It left its CPU: it waits, or it was `preempted` and is ready for one.
+    /// It left its CPU: it waits, or was `preempted` and is ready.
     Out { stack: SwitchStack, preempted: bool },
     /// It got a CPU.
     In,
     /// It existed when the recording began.
     Listed,
-    /// The stack that /proc showed at this time, while it stayed off its CPU; `None`: it is ready, or on one.
+    /// The stack shown by /proc at this time, while it stayed off its CPU; `None`: it is ready, or on a CPU.
     Polled(Option<SwitchStack>),
     /// It was started: its number no longer belongs to an earlier thread.
     Started,
     /// It exited.
     Exited,
-    /// It runs another program, and has the number of the main thread from now on.
+    /// It executed another program, and has the number of the main thread from now on.
     Exec,
     /// Records of its CPU were dropped since this time.
     Dropped { since_ns: u64 },
@@ -61,19 +61,19 @@ pub(in crate::sources::linux::perf) enum ThreadEvent {
 /// A wait of a thread.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Wait {
-    /// Whose.
+    /// The thread.
     pub(in crate::sources::linux::perf) pid: pid_t,
     pub(in crate::sources::linux::perf) tid: pid_t,
-    /// From when to when (monotonic clock), nanoseconds.
+    /// Start and end (monotonic clock), nanoseconds.
     pub(in crate::sources::linux::perf) since_ns: u64,
     pub(in crate::sources::linux::perf) until_ns: u64,
     pub(in crate::sources::linux::perf) outcome: WaitOutcome,
 }
 
-/// What became of a [`Wait`].
+/// Outcome of a [`Wait`].
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) enum WaitOutcome {
-    /// The thread continues to wait here; `until_ns` is not known yet.
+    /// The thread still waits here; `until_ns` is not known yet.
     Continues(Box<Capture>),
     /// The wait ended, with its stack unless that was reported as [`WaitOutcome::Continues`].
     Ended(Option<Box<Capture>>),
@@ -85,12 +85,12 @@ pub(in crate::sources::linux::perf) enum WaitOutcome {
 struct OffCpuTime {
     pid: pid_t,
     since_ns: u64,
-    /// It waits; else it is ready for a CPU.
+    /// Whether it waits, as opposed to being ready.
     waits: bool,
-    /// It is known from a record that it left its CPU, or from a poll that it waited.
+    /// Whether a record shows that it left its CPU, or a poll that it waited.
     certain: bool,
     stack: SwitchStack,
-    /// When `stack` was read, where that was later than `since_ns`.
+    /// Time at which `stack` was read, if later than `since_ns`.
     polled_ns: u64,
 }
 
@@ -100,41 +100,41 @@ enum ThreadState {
     OffCpu(OffCpuTime),
 }
 
-/// Threads, on a CPU or off it.
+/// Threads, on or off a CPU.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct WaitTracker {
     threads: HashMap<pid_t, ThreadState>,
-    /// Records the time in which threads are ready for a CPU, too.
+    /// Also records the time in which threads are ready.
     record_runnable: bool,
-    /// By CPU: since when its last dropped records were missing.
+    /// By CPU: start of the gap of its last lost records.
     dropped_since_ns: HashMap<u32, u64>,
-    /// Threads that exited: the recent ones, and those before.
+    /// Exited threads: the recent ones, and the previous ones.
     exited: [HashSet<pid_t>; 2],
     /// Threads that left their CPUs since [`WaitTracker::report_continuing`].
     left: Vec<(pid_t, pid_t)>,
     reported: Vec<Wait>,
-    /// Buffers that are free again.
+    /// Unused buffers.
     #[allow(clippy::vec_box)]
     unused: Vec<Box<Capture>>,
 }
 
 impl WaitTracker {
-    /// `record_runnable`: the time of threads that are ready for a CPU is recorded as well.
+    /// `record_runnable`: also record the time in which threads are ready.
     pub(in crate::sources::linux::perf) fn new(record_runnable: bool) -> WaitTracker {
         WaitTracker { record_runnable, ..WaitTracker::default() }
     }
 
-    /// The waits so far, in no order.
+    /// The waits so far, in no particular order.
     pub(super) fn reported(&mut self) -> impl Iterator<Item = Wait> {
         self.reported.drain(..)
     }
 
-    /// Buffers that are free again.
+    /// Unused buffers.
     pub(in crate::sources::linux::perf) fn unused(&mut self) -> impl Iterator<Item = Box<Capture>> {
         self.unused.drain(..)
     }
 
-    /// Applies a switch. Times of one thread rise.
+    /// Applies an event. Times of one thread ascend.
     pub(in crate::sources::linux::perf) fn push_switch(&mut self, id: SampleId, switch: ThreadEvent) {
         match switch {
             ThreadEvent::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
@@ -172,7 +172,7 @@ impl WaitTracker {
                 }
                 let on = ThreadState::OnCpu { since_ns: id.time_ns, cpu: id.cpu };
                 if let Some(ThreadState::OffCpu(off_cpu)) = self.threads.insert(id.tid, on) {
-                    // It runs: the record of that was dropped, or has its other number.
+                    // It runs: the record of that was lost, or has its other number.
                     self.discard(off_cpu.stack);
                 }
             }
@@ -214,7 +214,7 @@ impl WaitTracker {
             stack,
             polled_ns: 0,
         };
-        // It left twice: it ran in between. One that is uncertain ran all along.
+        // It left twice, so it ran in between. If the first time is uncertain, it ran all along.
         if let Some(ThreadState::OffCpu(before)) = self.threads.insert(id.tid, ThreadState::OffCpu(off_cpu)) {
             let lost = before.certain && !matches!(before.stack, SwitchStack::NotRecorded);
             if lost {
@@ -230,7 +230,7 @@ impl WaitTracker {
         }
         match self.threads.insert(id.tid, ThreadState::OnCpu { since_ns: id.time_ns, cpu: id.cpu }) {
             Some(ThreadState::OffCpu(off_cpu)) => self.end_wait(id.tid, off_cpu, id.time_ns),
-            // The record of its leaving was dropped: it left after it got that CPU, and after records were dropped
+            // The record of its leaving was lost: it left after it got that CPU, and after the start of the losses
             // there.
             Some(ThreadState::OnCpu { since_ns, cpu }) => {
                 let dropped_ns = self.dropped_since_ns.get(&cpu).copied().unwrap_or(0);
@@ -288,8 +288,8 @@ impl WaitTracker {
         self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome: WaitOutcome::Lost(why) });
     }
 
-    /// At the end of a batch, reports the waits that continue, so that their stacks need not be kept. Adds threads
-    /// whose stacks are missing to `lacking`.
+    /// At the end of a batch, reports open waits, so that their stacks need not be kept. Adds threads with missing
+    /// stacks to `lacking`.
     pub(in crate::sources::linux::perf) fn report_continuing(
         &mut self,
         lacking: &mut impl Extend<(pid_t, pid_t)>,
@@ -312,7 +312,7 @@ impl WaitTracker {
         }
     }
 
-    /// Ends the waits that continue at the end of the recording, of threads that still exist.
+    /// Ends open waits at the end of the recording, of threads that still exist.
     pub(in crate::sources::linux::perf) fn end(
         &mut self,
         until_ns: u64,
@@ -320,7 +320,7 @@ impl WaitTracker {
     ) {
         for (tid, state) in std::mem::take(&mut self.threads) {
             let ThreadState::OffCpu(off_cpu) = state else { continue };
-            // A thread without a switch and without a poll may have run.
+            // A thread without a switch or a poll may have run.
             if !off_cpu.certain || matches!(off_cpu.stack, SwitchStack::NotRecorded) {
                 self.discard(off_cpu.stack);
             } else if is_there(off_cpu.pid, tid) {
@@ -357,8 +357,8 @@ mod tests {
         ThreadEvent::Out { stack: stack(), preempted: true }
     }
 
-    /// Thread, length and outcome: `ended`, `reported` for one whose stack was reported before, `continues`,
-    /// or why it is lost.
+    /// Thread, length and outcome: `ended`, `reported` if its stack was reported before, `continues`, or the loss
+    /// reason.
     fn reported(waits: &mut WaitTracker) -> Vec<(pid_t, u64, &'static str)> {
         let words = |outcome| match outcome {
             WaitOutcome::Continues(_) => "continues",
@@ -369,7 +369,7 @@ mod tests {
         waits.reported().map(|wait| (wait.tid, wait.until_ns - wait.since_ns, words(wait.outcome))).collect()
     }
 
-    /// What is reported of these events, up to the end of the recording at 1000, with every thread there.
+    /// The waits reported for these events, up to the end of the recording at 1000, with all threads alive.
     fn run(
         record_runnable: bool,
         events: Vec<(pid_t, u64, u32, ThreadEvent)>,
@@ -383,20 +383,20 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_from_leaving_a_cpu_to_having_one_whichever_that_is() {
+    fn a_wait_lasts_from_leaving_a_cpu_to_running_on_any() {
         let events = vec![(1, 100, 0, waits()), (2, 110, 0, ThreadEvent::In), (1, 350, 1, ThreadEvent::In)];
         assert_eq!(run(false, events), [(1, 250, "ended")]);
     }
 
     #[test]
-    fn who_was_preempted_is_ready_and_does_not_wait() {
+    fn preempted_threads_are_ready_and_do_not_wait() {
         let events = || vec![(1, 100, 0, preempted()), (1, 350, 1, ThreadEvent::In)];
         assert_eq!(run(false, events()), []);
         assert_eq!(run(true, events()), [(1, 250, "ended")]);
     }
 
     #[test]
-    fn what_goes_on_is_reported_once_and_counted_to_the_end() {
+    fn open_waits_are_reported_once_and_last_to_the_end() {
         let mut all = WaitTracker::new(false);
         all.push_switch(id(1, 100, 0), waits());
         all.push_switch(id(2, 200, 0), waits());
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_was_dropped_is_polled_for_and_counted_as_lost_if_it_is_not_found() {
+    fn dropped_stacks_are_polled_for_or_counted_as_lost() {
         let out = || ThreadEvent::Out { stack: SwitchStack::Missing(STACK_DROPPED), preempted: false };
         assert_eq!(
             run(false, vec![(1, 100, 0, out()), (1, 350, 0, ThreadEvent::In)]),
@@ -432,21 +432,21 @@ mod tests {
     }
 
     #[test]
-    fn a_poll_of_a_later_wait_says_nothing_of_the_one_before() {
+    fn a_poll_during_a_later_wait_does_not_count_for_the_previous_one() {
         let out = ThreadEvent::Out { stack: SwitchStack::Missing(STACK_DROPPED), preempted: false };
         let mut all = WaitTracker::new(false);
         all.push_switch(id(1, 100, 0), out);
-        // Read at 400, taken in before what the thread did at 300.
+        // Read at 400, processed before the event at 300.
         all.push_switch(id(1, 400, 0), ThreadEvent::Polled(Some(stack())));
         all.push_switch(id(1, 300, 0), ThreadEvent::In);
         assert_eq!(reported(&mut all), [(1, 200, STACK_DROPPED)]);
     }
 
     #[test]
-    fn a_dropped_end_and_a_dropped_beginning_are_lost_time() {
+    fn waits_with_a_dropped_start_or_end_are_lost_time() {
         let twice = vec![(1, 100, 0, waits()), (1, 300, 0, waits()), (1, 400, 0, ThreadEvent::In)];
         assert_eq!(run(false, twice), [(1, 200, END_DROPPED), (1, 100, "ended")]);
-        // On CPU 0 since 100, whose records were dropped from 250 on: it left between 250 and 600.
+        // On CPU 0 since 100, with records lost from 250 on: it left between 250 and 600.
         let never_left = vec![
             (1, 100, 0, ThreadEvent::In),
             (9, 500, 0, ThreadEvent::Dropped { since_ns: 250 }),
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_switch_of_a_thread_that_has_ended_is_no_wait_until_its_number_is_another_ones() {
+    fn the_last_switch_of_an_exited_thread_is_no_wait_until_its_number_is_reused() {
         let events = vec![
             (1, 100, 0, ThreadEvent::In),
             (1, 200, 0, ThreadEvent::Exited),
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_while_away_waited_until_then() {
+    fn a_thread_that_ends_off_cpu_waited_until_its_end() {
         assert_eq!(
             run(false, vec![(1, 100, 0, waits()), (1, 300, 1, ThreadEvent::Exited)]),
             [(1, 200, "ended")]
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_exec_by_another_thread_the_number_of_the_first_is_in_use() {
+    fn after_an_exec_by_another_thread_the_first_number_is_in_use() {
         let events = vec![
             (PID, 100, 0, ThreadEvent::Exited),
             (PID, 110, 0, waits()),
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_before_wait_from_the_beginning_if_they_are_seen_to() {
+    fn preexisting_threads_wait_from_the_beginning_if_polled_waiting() {
         let events = vec![
             // Polled while it waits; never polled, and running; preempted as the recording began.
             (1, 10, 0, ThreadEvent::Listed),
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_unseen_is_not_counted_as_waiting() {
+    fn unseen_threads_are_not_counted_as_waiting() {
         let mut all = WaitTracker::new(false);
         all.push_switch(id(1, 100, 0), waits());
         all.end(1_000, |_, _| false);
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_the_kernel_do_not_wait() {
+    fn kernel_threads_do_not_wait() {
         let out = || ThreadEvent::Out { stack: SwitchStack::NotRecorded, preempted: false };
         let events = vec![(1, 100, 0, out()), (1, 300, 0, ThreadEvent::In), (1, 400, 0, out())];
         assert_eq!(run(true, events), []);

@@ -14,7 +14,7 @@ fn stack() -> Box<Capture> {
     Box::new(Capture::with_capacity(0))
 }
 
-/// Process 1 runs on CPU 0 in turns; its clock begins `early_ns` before each. The share found.
+/// Process 1 runs on CPU 0 in turns; its clock begins `early_ns` before each. Returns the measurement.
 fn measured(early_ns: u64, seed: u64) -> (u64, i64) {
     let mut rng = Rng::new(seed);
     let mut latency = WakeupLatency::default();
@@ -24,7 +24,7 @@ fn measured(early_ns: u64, seed: u64) -> (u64, i64) {
         now_ns += rng.within(20_000, 90_000);
         latency.switched_out(id(0, 0, 0, now_ns), true);
         latency.switched_in(id(1, 11, 0, now_ns), false);
-        // Another process has the other CPU all the time.
+        // Another process occupies the other CPU throughout.
         latency.sampled(id(2, 22, 1, now_ns));
         let runs_ns = rng.within(10_000, 60_000);
         now_ns += runs_ns;
@@ -44,7 +44,7 @@ fn measured(early_ns: u64, seed: u64) -> (u64, i64) {
 }
 
 #[test]
-fn time_from_before_a_thread_runs_is_what_its_clock_has_more_than_its_turns() {
+fn charged_time_is_the_clock_minus_the_time_on_cpus() {
     for seed in 0..20 {
         assert_eq!(measured(0, seed).1, 0, "seed {seed}");
         assert_eq!(measured(12_000, seed).1, 200 * 12_000, "seed {seed}");
@@ -52,7 +52,7 @@ fn time_from_before_a_thread_runs_is_what_its_clock_has_more_than_its_turns() {
 }
 
 #[test]
-fn turns_are_cut_where_the_clocks_were_asked() {
+fn time_on_cpus_is_cut_at_the_clock_readings() {
     let mut latency = WakeupLatency::default();
     latency.begin(100, clocks(100, 0));
     // On CPU 0 since before, on CPU 1 until after, on CPU 2 throughout and on CPU 3 never.
@@ -65,7 +65,7 @@ fn turns_are_cut_where_the_clocks_were_asked() {
 }
 
 #[test]
-fn the_time_of_a_switch_is_the_next_threads_unless_the_cpu_had_nothing_to_do() {
+fn the_time_of_a_switch_belongs_to_the_next_thread_unless_from_idle() {
     for direct in [true, false] {
         let mut latency = WakeupLatency::default();
         latency.begin(0, clocks(0, 0));
@@ -85,7 +85,7 @@ fn the_time_of_a_switch_is_the_next_threads_unless_the_cpu_had_nothing_to_do() {
 }
 
 #[test]
-fn intervals_with_records_missing_count_for_nothing() {
+fn intervals_with_missing_records_are_discarded() {
     let mut latency = WakeupLatency::default();
     latency.begin(100, clocks(100, 0));
     latency.switched_in(id(1, 11, 0, 120), false);
@@ -98,7 +98,7 @@ fn intervals_with_records_missing_count_for_nothing() {
 }
 
 #[test]
-fn a_stack_is_where_a_thread_waits_only_if_it_left_by_itself() {
+fn a_stack_is_that_of_a_wait_only_if_the_thread_was_not_preempted() {
     let mut latency = WakeupLatency::default();
     latency.begin(0, clocks(0, 0));
     latency.copied(id(1, 11, 0, 10), stack());
@@ -111,7 +111,7 @@ fn a_stack_is_where_a_thread_waits_only_if_it_left_by_itself() {
 }
 
 #[test]
-fn an_interval_opens_now_and_then_and_ends_when_it_was_long_enough() {
+fn intervals_open_periodically_and_end_after_their_length() {
     let mut latency = WakeupLatency::default();
     assert_eq!((latency.action(5), latency.ends_ns()), (IntervalAction::Open, None));
     latency.begin(5, ClockReadings::new());
@@ -130,7 +130,7 @@ fn an_interval_opens_now_and_then_and_ends_when_it_was_long_enough() {
 }
 
 #[test]
-fn an_interval_is_as_long_as_the_switches_that_are_wanted_take() {
+fn the_length_of_an_interval_adapts_to_the_rate_of_switches() {
     let mut latency = WakeupLatency::default();
     let mut interval = |switches: u64, ns: u64| {
         latency.begin(0, ClockReadings::new());

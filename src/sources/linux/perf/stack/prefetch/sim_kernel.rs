@@ -1,6 +1,6 @@
-//! The kernel's part of prefetching, simulated: the program in the interrupt of a sample, its map of lists and its
-//! ring, and the source's handling of the records. Input: lists, and interrupted threads. Output: the ranges of their
-//! samples.
+//! The kernel side of prefetching, simulated: the program in the interrupt of a sample, its map of lists and its
+//! ring, and the source's handling of the records. Input: lists, and interrupted threads. Output: the ranges of
+//! their samples.
 
 use super::super::super::bpf::filter_program::{self, FilterRule};
 use super::super::super::bpf::instructions::machine::Machine;
@@ -21,18 +21,18 @@ pub(crate) struct SimKernel {
 }
 
 impl SimKernel {
-    /// With no lists.
+    /// A kernel without lists.
     pub(crate) fn new(pid: u32) -> SimKernel {
         let mut machine = Machine::new(0, pid, NAMESPACE);
         machine.ring = RING;
-        // The machine knows a map by what is in it.
+        // The machine recognizes a map by its contents.
         machine.lists.push((LISTS, u32::MAX, list_bytes(&[]).to_vec()));
         let verdict = FilterRule::OfProcess(pid.cast_signed());
         let program = filter_program::program(verdict, NAMESPACE, &read_program(LISTS, RING, None));
         SimKernel { machine, program, copies: Copies::default() }
     }
 
-    /// Has the samples of a thread hold these ranges from now on.
+    /// Sets the ranges to prefetch with a thread's samples.
     pub(crate) fn set(&mut self, tid: u32, ranges: &[u64]) {
         let list = list_bytes(ranges).to_vec();
         match self.machine.lists.iter_mut().find(|(_, of, _)| *of == tid) {
@@ -41,8 +41,8 @@ impl SimKernel {
         }
     }
 
-    /// The timer's interrupt of a thread, with the memory of its process: where it begins, and what is there. `room`:
-    /// how many more records the ring takes.
+    /// The timer interrupt of a thread, with the memory of its process: base address and contents. `room`: number
+    /// of further records that fit into the ring.
     pub(crate) fn interrupt(&mut self, tid: u32, time_ns: u64, memory: &mut (u64, Vec<u8>), room: usize) {
         let machine = &mut self.machine;
         (machine.tid, machine.time_ns, machine.room) = (tid, time_ns, machine.records.len() + room);
@@ -51,21 +51,21 @@ impl SimKernel {
         std::mem::swap(&mut machine.memory, memory);
     }
 
-    /// The records in the ring, each of a time, an address, a thread, a length and bytes: for faults to be planted.
+    /// The records in the ring, each a time, an address, a thread, a length and bytes, for injecting faults.
     pub(crate) fn records(&mut self) -> &mut Vec<Vec<u8>> {
         &mut self.machine.records
     }
 
-    /// Where the address of the first range of a record is.
+    /// Offset of the address of a record's first range.
     pub(crate) const FIRST_RANGE: usize = HEADER_BYTES;
 
-    /// Reads the ring, as the source does once for each batch of samples.
+    /// Reads the ring, like the source once per batch of samples.
     pub(crate) fn read(&mut self) {
         self.copies.end_batch();
         self.machine.records.drain(..).for_each(|record| self.copies.take(&record));
     }
 
-    /// Gives a sample its ranges.
+    /// Adds its ranges to a sample.
     pub(crate) fn complete(&mut self, tid: u32, time_ns: u64, capture: &mut Capture) {
         let (pid, tid) = (self.machine.tgid.cast_signed(), tid.cast_signed());
         add_prefetched(&mut self.copies, SampleId { pid, tid, time_ns, cpu: 0 }, capture);
