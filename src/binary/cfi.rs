@@ -222,8 +222,14 @@ impl Cfi {
 
     /// The offset of an address's entry, by the table of `.eh_frame_hdr`.
     fn offset_in(&self, header: &[u8], pc: Svma) -> Option<usize> {
+        let content_bytes = header.len();
         let header = EhFrameHdr::new(header, LittleEndian).parse(&self.bases, self.address_bytes).ok()?;
-        let pointer = header.table()?.lookup(pc.0, &self.bases).ok()?;
+        let table = header.table()?;
+        // gimli's search multiplies the count unchecked.
+        if table.iter(&self.bases).size_hint().0 > content_bytes {
+            return None;
+        }
+        let pointer = table.lookup(pc.0, &self.bases).ok()?;
         // Not gimli's `pointer_to_offset`, which overflows on a malformed table.
         let offset = pointer.direct().ok()?.checked_sub(header.eh_frame_ptr().direct().ok()?)?;
         usize::try_from(offset).ok()

@@ -70,9 +70,6 @@ const BEFORE_END: &[fn()] = &[
     sources::remove_heap_directory,
 ];
 
-/// Bytes of stack of the thread that runs a command.
-const STACK_BYTES: usize = 8 << 20;
-
 /// Exit code of `gate` when something got slower.
 const REGRESSION: u8 = 3;
 
@@ -85,16 +82,6 @@ fn execute(command: args::Command) -> Result<u8> {
         system::prepare();
         signals::own(BEFORE_END)?;
     }
-    // Encoders alone need more than `ulimit -s 64` allows the first thread (miniz_oxide's compressor: 45 KB).
-    let mut thread = std::thread::Builder::new().name("main".to_owned());
-    thread = thread.stack_size(STACK_BYTES);
-    std::thread::scope(|scope| match thread.spawn_scoped(scope, || run_command(command)) {
-        Ok(running) => running.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-        Err(error) => Err(Error::new(ErrorKind::System, format!("cannot start a thread: {error}"))),
-    })
-}
-
-fn run_command(command: args::Command) -> Result<u8> {
     match command {
         args::Command::Record(recording) => record::run(&recording)?,
         args::Command::Dump(what) => dump::run(&what)?,

@@ -63,6 +63,20 @@ fn without_the_search_table_or_section_headers_the_rows_are_the_same() {
 }
 
 #[test]
+fn a_header_with_more_entries_than_bytes_gives_no_row() {
+    let mut bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let (header, text) = {
+        let file = object::File::parse(&*bytes).unwrap();
+        let (at, _) = file.section_by_name(".eh_frame_hdr").unwrap().file_range().unwrap();
+        (at as usize, file.section_by_name(".text").unwrap().address())
+    };
+    let cfi = Cfi::find(&bytes).unwrap();
+    bytes[header + 2] = gimli::DW_EH_PE_udata8.0;
+    bytes[header + 8..header + 16].copy_from_slice(&(u64::MAX >> 1).to_le_bytes());
+    assert!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(text)).is_none());
+}
+
+#[test]
 fn corrupted_tables_give_rows_or_none_and_end() {
     let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
