@@ -222,22 +222,6 @@ fn what_goes_on_without_being_recorded_is_said() {
 }
 
 #[test]
-fn a_small_stack_is_enough() {
-    let place = Place::new();
-    let leaks = fixture("leaks");
-    let command = place.command(&["--every", "1", "-o", "a.pb.gz"], &[&leaks]);
-    let words: Vec<_> = std::iter::once(command.get_program().to_owned())
-        .chain(command.get_args().map(OsStr::to_owned))
-        .collect();
-    let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -s 64; exec \"$@\"", "sh"]).args(words).current_dir(place.dir.path());
-    limited.env("XDG_RUNTIME_DIR", place.runtime());
-    let output = limited.output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(below(&place.saved("a.pb.gz", None), "leak_cache"), 21_000);
-}
-
-#[test]
 fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_that_was_killed() {
     let place = Place::new();
     let leaks = fixture("leaks");
