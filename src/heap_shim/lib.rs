@@ -46,10 +46,10 @@ mod real;
 mod real;
 mod ring;
 mod sample;
-#[allow(dead_code)] // each of the two programs uses a part
+#[allow(dead_code)] // #[allow(dead_code)] // each of the two programs uses a part
 mod shared_memory;
 
-/// Nothing here panics, and no panic can be reported from inside of malloc: the thread stops at once.
+/// Nothing here panics, and malloc cannot report a panic: the thread stops at once.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     system::trap()
