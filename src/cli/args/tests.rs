@@ -143,7 +143,7 @@ fn sources() {
 }
 
 #[test]
-fn launch_options() {
+fn a_command_is_launched_and_ended_as_requested() {
     let line = "--as alice --kill-after -d 1 -- ./prog --as bob";
     let expected = LaunchOptions { run_as: Some("alice".into()), kill_after: true };
     assert_eq!(record(line).launch, expected);
