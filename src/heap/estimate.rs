@@ -17,7 +17,7 @@ pub struct Estimate {
     pub value: f64,
     /// Its variance.
     pub variance: f64,
-    /// Largest amount that an unsampled allocation may represent.
+    /// Largest weight that one more sample could have.
     unseen: f64,
 }
 
