@@ -1,7 +1,7 @@
-//! `stackprof dump symbols FILE --addresses LIST`: names for stated addresses of a file, for
-//! comparing with other tools. Not in the help: a profile needs none of it.
+//! `stackprof dump symbols FILE --addresses LIST`: names for a list of addresses in a file, for comparison with
+//! other tools. Hidden from the help: profiling does not need it.
 //!
-//! Output as of `llvm-symbolizer`: the functions of an address, innermost first, each with its `file:line` below it
+//! Output as of `llvm-symbolizer`: the functions of an address, innermost first, each followed by its `file:line`
 //! if lines are requested, and an empty line.
 
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ use crate::symbol;
 /// Prints the names.
 ///
 /// # Errors
-/// One line: a file that cannot be read, a line that is no address.
+/// One line: an unreadable file, or a line that is not an address.
 pub fn run(request: &Addresses) -> Result<()> {
     system::restrict_to_naming(&OutputFiles::new());
     let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));

@@ -1,6 +1,6 @@
-//! The command line as validated values: arguments in, [`Command`] or one usage error
-//! out. Two steps, as ripgrep does it: `flags.rs` only splits, this file checks. No I/O but for
-//! `--pid NAME`, which the caller looks up.
+//! Parses the command line into validated values: arguments in, [`Command`] or one usage error out.
+//! Two steps, as in ripgrep: `flags.rs` only splits, this file checks. No I/O except for `--pid
+//! NAME`, which the caller looks up.
 
 pub mod compare;
 pub mod completions;
@@ -40,14 +40,14 @@ pub use source::{FindProcess, Source, Stub};
 pub use values::{Naming, Verbosity};
 use values::{Split, split, usage};
 
-/// Commands of the contract that this version does not have; their names stay free.
+/// Reserved names of commands that are not implemented.
 const LATER: [&str; 2] = ["annotate", "top"];
 
-/// Commands that this version has.
+/// Implemented commands.
 const COMMANDS: [&str; 9] =
     ["record", "heap", "demo", "dump", "render", "open", "diff", "gate", "completions"];
 
-/// What the command line asks for.
+/// A parsed command line.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a program has one of them")]
 pub enum Command {
@@ -57,15 +57,15 @@ pub enum Command {
     Dump(Dump),
     /// Name addresses of a file.
     Addresses(Addresses),
-    /// Turn saved profiles into others.
+    /// Convert saved profiles to other formats.
     Render(render::Render),
     /// Show a saved profile in a viewer.
     Open(open::Open),
     /// Compare two profiles.
     Diff(diff::Diff),
-    /// Judge recordings of two sides.
+    /// Compare recordings of a baseline and a new version.
     Gate(gate::Gate),
-    /// Print the completions of a shell.
+    /// Print the completion script of a shell.
     Completions(Shell),
     /// Print the processes that completions offer.
     Processes,
@@ -77,13 +77,14 @@ fn not_yet(command: &str) -> Error {
     usage(format!("command `{command}` is not in this version; one of {}", COMMANDS.join(", ")))
 }
 
-/// Understands the arguments (without the program's own name); `find` finds processes by name.
+/// Parses the arguments (without `argv[0]`); `find` looks up processes by name.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line that names the option and the next step, or what `find` says.
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line that names the option and the next step, or the
+/// error of `find`.
 pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) -> Result<Command> {
     let mut words: Vec<OsString> = args.into_iter().collect();
-    // What stands after `--` belongs to the launched command, whatever it looks like.
+    // Everything after `--` belongs to the launched command, even if it looks like an option.
     let launch = words.iter().position(|word| word == "--").map(|at| {
         let command = words.split_off(at + 1);
         words.pop();
@@ -164,7 +165,7 @@ fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
     Ok(Command::Record(recording))
 }
 
-/// `stackprof ./prog` and `stackprof 4242`: clear what is meant, but not by us to guess.
+/// `stackprof ./prog` and `stackprof 4242`: the meaning is clear, but we do not guess.
 fn stray_words(words: &[OsString]) -> Error {
     let first = words[0].to_string_lossy();
     if COMMANDS.contains(&first.as_ref()) || LATER.contains(&first.as_ref()) {

@@ -1,5 +1,5 @@
-//! `stackprof completions`: the script for a shell. Input: the commands as clap knows them. Output: text for standard
-//! output. Reads and writes nothing.
+//! `stackprof completions`: the completion script for a shell. Input: the commands as clap knows them. Output: text
+//! for standard output. No I/O.
 //!
 //! clap_complete generates the script; `completions/` adds, for bash, zsh and fish: processes, and the words of a
 //! launched command.
@@ -16,10 +16,10 @@ use crate::escape::escape_line;
 use crate::flamegraph::Colors;
 use crate::sources::process_name::{self, RunningProcess};
 
-/// The name under which the script completes.
+/// The command that the script completes.
 const PROGRAM: &str = "stackprof";
 
-/// The script that completes commands, options and the words that options take.
+/// The script that completes commands, options and option values.
 #[must_use]
 pub fn script(shell: Shell) -> String {
     let mut whole =
@@ -31,12 +31,12 @@ pub fn script(shell: Shell) -> String {
     with_additions(shell, &String::from_utf8_lossy(&script))
 }
 
-/// The generated script with what clap_complete does not know.
+/// Adds to the generated script what clap_complete does not support.
 fn with_additions(shell: Shell, script: &str) -> String {
     match shell {
         Shell::Bash => script.to_owned() + include_str!("completions/additions.bash"),
         Shell::Zsh => {
-            // A launched command completes as if it had been typed alone.
+            // A launched command completes as if it were typed alone.
             const BEGIN: &str = "_stackprof() {\n";
             const LAUNCHED: &str = "    local launched=${words[(ie)--]}
     if (( launched < CURRENT )); then
@@ -49,15 +49,15 @@ fn with_additions(shell: Shell, script: &str) -> String {
             const END: &str = "if [ \"$funcstack[1]\" = \"_stackprof\" ]; then\n";
             script
                 .replacen(BEGIN, &format!("{BEGIN}{LAUNCHED}"), 1)
-                // `*::` would end the completion of options behind the first file.
+                // `*::` would stop completing options after the first file.
                 .replace("'*::", "'*:")
                 .replace(":PID|NAME:'", ":PID|NAME:_stackprof_processes'")
                 .replacen(END, &format!("{}{END}", include_str!("completions/additions.zsh")), 1)
         }
         Shell::Fish => {
-            // None of our own commands is offered behind `--`.
+            // After `--`, none of our own commands is offered.
             const COMMAND: &str = "    set -l cmd (commandline -opc)\n";
-            // An option whose value is being typed has none yet, which argparse refuses.
+            // argparse refuses an option without a value, even while the value is being typed.
             const OPTIONS: &str = "    argparse -s (__fish_stackprof_global_optspecs) -- $cmd 2>/dev/null\n";
             const LESS: &str =
                 "    or argparse -s (__fish_stackprof_global_optspecs) -- $cmd[1..-2] 2>/dev/null\n";
@@ -74,7 +74,7 @@ fn with_additions(shell: Shell, script: &str) -> String {
     }
 }
 
-/// The processes for `--pid`: on each line a word without blanks, a blank, and its meaning.
+/// The processes for `--pid`, one a line: a word without blanks, a blank, and its description.
 #[must_use]
 pub fn processes(processes: &[RunningProcess]) -> String {
     let mut text = String::new();
@@ -84,8 +84,8 @@ pub fn processes(processes: &[RunningProcess]) -> String {
     text
 }
 
-/// A command with the completions to offer. It is built again, since scripts of bash offer hidden arguments, too,
-/// those of zsh take hidden words for the first ones, and clap cannot remove any.
+/// A command with the completions to offer. It is rebuilt because bash scripts also offer hidden arguments, zsh
+/// scripts treat hidden words as the first ones, and clap cannot remove any.
 fn offered(name: &'static str, command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     let args = command.get_arguments().map(|arg| with_words(name, arg.clone()));
@@ -97,8 +97,8 @@ fn offered(name: &'static str, command: &Command) -> Command {
         .args(args.filter(|arg| !arg.is_hide_set()))
 }
 
-/// An option or argument with the words that it takes. When a command line is parsed they are
-/// checked by `args.rs`, whose messages say more than clap's.
+/// An option or argument with its possible values. When a command line is parsed, `args.rs` checks
+/// them, with better messages than clap's.
 fn with_words(command: &str, arg: Arg) -> Arg {
     match (command, arg.get_id().as_str()) {
         (_, "format") => words(arg, Format::ALL.map(Format::name)),
@@ -109,7 +109,7 @@ fn with_words(command: &str, arg: Arg) -> Arg {
         (_, "shell") => words(arg, shells().iter().filter_map(ValueEnum::to_possible_value)).hide(false),
         ("render" | "diff", "profiles") => arg.hide(false),
         (_, "user" | "run_as") => arg.value_hint(ValueHint::Username),
-        // Numbers and texts: no files.
+        // Numbers and texts, not files.
         _ if arg.get_action().takes_values() && arg.get_value_hint() == ValueHint::Unknown => {
             arg.value_hint(ValueHint::Other)
         }

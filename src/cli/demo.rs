@@ -1,10 +1,10 @@
-//! The workload of `stackprof demo`: something to profile on any machine. Two threads spend 50, 30, 15 and 5 % of
-//! their CPU time in four functions at the bottom of a recursion, for about three seconds.
+//! The workload of `stackprof demo`: a target on any machine. Two threads spend 50, 30, 15 and 5 % of their CPU
+//! time in four functions at the bottom of a recursion, for about three seconds.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// The hidden first argument that turns this program into the workload.
+/// Hidden first argument that runs the workload.
 pub const WORKLOAD: &str = "demo-workload";
 
 const RUN_TIME: Duration = Duration::from_secs(3);
@@ -33,7 +33,7 @@ fn recurse_until(end: Instant) {
 #[inline(never)]
 fn recurse(depth: u32) -> u64 {
     if depth > 0 {
-        // Not a tail call: each level stays on the stack.
+        // Not a tail call, so that each level stays on the stack.
         return black_box(recurse(depth - 1)).wrapping_add(1);
     }
     let sum = burn_50_percent().wrapping_add(burn_30_percent());
@@ -60,7 +60,7 @@ fn burn_5_percent() -> u64 {
     burn(5, 4)
 }
 
-/// Xorshift: each round needs the last, so that time is proportional to rounds.
+/// Xorshift: each round depends on the previous one, so that time is proportional to rounds.
 #[inline(always)]
 fn burn(percent: u64, seed: u64) -> u64 {
     let mut value = black_box(seed);

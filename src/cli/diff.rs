@@ -20,11 +20,11 @@ use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::html;
 use crate::sources::Role;
 
-/// Reads, compares, writes and prints.
+/// Reads and compares two profiles, writes and prints the changes.
 ///
 /// # Errors
-/// One line: a file that is no profile, profiles that cannot be compared, an output that
-/// cannot be written.
+/// One line: an invalid profile, profiles that cannot be compared, an output that cannot be
+/// written.
 pub fn run(diff: &Diff) -> Result<()> {
     let outputs = diff.outputs.iter().map(|output| &output.to);
     let files = OutputFiles::new();
@@ -37,7 +37,7 @@ pub fn run(diff: &Diff) -> Result<()> {
         Some(parts) => read_ranges(&diff.base, parts, strictness, value_type)?,
         None => read_both(&diff.base, &diff.new, strictness, value_type)?,
     };
-    // Programs of different names are compared as one: only the paths below matter.
+    // Programs with different names are compared as one: only the call paths matter.
     let process = add(&mut stacks, &base, None)?;
     let process = add(&mut stacks, &new, process.as_deref())?;
     let comparison = Comparison::of(&stacks, diff.wish)
@@ -48,7 +48,7 @@ pub fn run(diff: &Diff) -> Result<()> {
             |text: String| write_to(&files, &output.to, &mut |out| out.write_all(text.as_bytes()));
         match output.format {
             ReportFormat::Markdown => write_text(markdown::markdown(&comparison, diff.top))?,
-            // Only `gate` has a verdict, and `diff` no option for JUnit XML.
+            // Only `gate` has a verdict, and `diff` has no option for JUnit XML.
             ReportFormat::Json | ReportFormat::Junit => write_text(json::json(&comparison))?,
             ReportFormat::Folded => {
                 write_to(&files, &output.to, &mut |out| folded::write(&stacks, &comparison, out))?;
@@ -67,8 +67,8 @@ pub fn run(diff: &Diff) -> Result<()> {
     Ok(())
 }
 
-/// Reads the two profiles, concurrently unless one may be typed on a terminal: the user would wait although the other
-/// cannot be read.
+/// Reads the two profiles, concurrently unless one may be typed on a terminal: the user would wait even if the other
+/// is unreadable.
 fn read_both(
     base: &Path,
     new: &Path,
@@ -92,7 +92,7 @@ fn read_both(
     })
 }
 
-/// Reads one profile and selects two time ranges of it.
+/// Reads one profile and extracts two time ranges from it.
 fn read_ranges(
     path: &Path,
     [base, new]: &[(Range<u64>, String); 2],
@@ -106,8 +106,8 @@ fn read_ranges(
     Ok([select("--base", base)?, select("--new", new)?])
 }
 
-/// Adds a profile and returns the name under which the other side's process appears: the only one, or none if there
-/// are several.
+/// Adds a profile and returns the process name to use for the other side: the only one, or none if there are
+/// several.
 fn add(
     stacks: &mut Stacks,
     (name, saved): &(String, Saved),
@@ -125,7 +125,7 @@ fn add(
     Ok(process.map(str::to_owned).or(only))
 }
 
-/// The page of both profiles; functions are matched as in the other reports.
+/// The page with both profiles; functions are matched as in the other reports.
 fn page(
     diff: &Diff,
     stacks: &Stacks,

@@ -22,21 +22,22 @@ use crate::trie::FrameId;
 use crate::walk::MAX_STACK_BYTES;
 use crate::walk::StackEnd;
 
-/// How long a thread may take to stop that is stopped to see what it does, and how long a list of
-/// mappings may be in motion, nanoseconds.
+/// Timeout for a thread to stop when it is polled, and for a changing list of mappings to settle,
+/// nanoseconds.
 const POLL_NS: u64 = 1_000_000_000;
 
-/// How many changing lists are read at least: a delayed reader sees few in that time, and each may come just as
-/// another program begins.
+/// Minimum number of times that a changing list is read: a delayed reader sees few in the timeout, and each
+/// read may coincide with another exec.
 const LISTS_MIN: u32 = 20;
 
-/// How long to wait for what happens before a list that was in motion is read again, nanoseconds.
+/// Delay before a list that changed while being read is read again, nanoseconds.
 const AGAIN_NS: u64 = 5_000_000;
 
-/// Prints what `dump` asks for.
+/// Prints what `dump` requests.
 ///
 /// # Errors
-/// One line: attaching refused, the process exited, or a part could not be read; the rest was printed then.
+/// One line: attaching refused, the process exited, or a part could not be read; the rest is printed before
+/// that.
 pub fn run(dump: &Dump) -> Result<()> {
     let role = match dump.source {
         Source::Pid(_) => Role::SamplingByPtrace,
@@ -78,7 +79,8 @@ pub fn run(dump: &Dump) -> Result<()> {
         }
         Source::Launch(_) | Source::Demo | Source::Several(_) => DumpText::whole(String::new()),
     };
-    // Finding names takes longer than a signal to the target can wait: it is released before.
+    // Symbolication takes too long to delay a signal to the target, so the target is released
+    // first.
     if let Some(stacks) = shown.stacks.take() {
         let options = naming::options(dump.naming, &*stacks.files);
         shown.text = stacks.text(dump.max_depth, &options);
@@ -88,19 +90,19 @@ pub fn run(dump: &Dump) -> Result<()> {
     shown.missing.map_or(Ok(()), Err)
 }
 
-/// What is printed, and what of it could not be read.
+/// The printed text, and what could not be read.
 struct DumpText {
     text: String,
     missing: Option<Error>,
-    /// Stacks that are named when the target runs again.
+    /// Stacks to symbolicate once the target runs again.
     stacks: Option<Stacks>,
 }
 
-/// The stacks of a process, and what names them.
+/// The stacks of a process, and what is needed to symbolicate them.
 struct Stacks {
     snapshot: Snapshot,
     files: Arc<dyn Files>,
-    /// Name of the process.
+    /// Process name.
     process: String,
 }
 
@@ -123,7 +125,8 @@ fn activity_name(activity: Activity) -> &'static str {
     }
 }
 
-/// What threads did when they were stopped for that, all at once where the source can.
+/// The state of the threads before they were stopped for this poll, all at once if the source
+/// supports it.
 fn poll_by_stop(
     target: &mut dyn Target,
     clock: &dyn Clock,
@@ -167,8 +170,8 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     Ok(out)
 }
 
-/// The mappings and their images. A process that has just begun a program has none for a moment, and the source may
-/// have to notice the exec: waits for both.
+/// The mappings and their images. A process has none for a moment after exec, and the source may first have to
+/// notice the exec: waits for both.
 fn read_images(target: &mut dyn Target, clock: &dyn Clock) -> Result<(Vec<Mapping>, Images)> {
     let until_ns = clock.now_ns().saturating_add(POLL_NS);
     let (mut mappings, mut lists) = (Vec::new(), 0);
@@ -249,7 +252,7 @@ fn missing(snapshot: &Snapshot) -> Option<Error> {
     ))
 }
 
-/// Why a walk ended, with what decides that.
+/// Why a walk ended, with the limit that caused it.
 fn end_text(ended: StackEnd, max_depth: usize) -> String {
     let reason = ended.reason();
     match ended {
@@ -264,8 +267,8 @@ fn end_text(ended: StackEnd, max_depth: usize) -> String {
 }
 
 impl Stacks {
-    /// Each thread's stack, the leaf first, a line for each function: its number, address, how it was found, its
-    /// name, and the file name of its module unless that is the program's own.
+    /// Each thread's stack, leaf first, one line per function: its number, address, unwind method, name, and the
+    /// file name of its module unless that is the program itself.
     fn text(&self, max_depth: usize, options: &symbol::Options<'_>) -> String {
         let Stacks { snapshot, process, .. } = self;
         // One frame id per distinct address, as in a recording.
@@ -300,7 +303,7 @@ impl Stacks {
                     false => String::new(),
                 };
                 let method = method.name();
-                // Inlined functions, if any, are stored outermost first; the leaf is shown first here.
+                // Inlined functions are stored outermost first, but the leaf is shown first.
                 for name in name_of(address).iter().rev() {
                     let name = escape_line(name);
                     let module = if name.starts_with('[') { "" } else { &module };

@@ -1,7 +1,7 @@
-//! Source and instructions that are embedded in pages: which files may be shown, and reading them.
+//! Source and instructions embedded in pages: which files may be shown, and reading them.
 //!
-//! Only source files below the working directory, or the directories of `--source-dir`, after links were followed:
-//! the recorded program controls the paths in its debug information, and pages are sent to other people.
+//! Only source files below the working directory, or the directories of `--source-dir`, after resolving links: the
+//! recorded program controls the paths in its debug information, and pages are shared with other people.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,19 +15,19 @@ use crate::profile::formats::html::CodeReader;
 use crate::server::symbols::{OpenedImage, open, read_source};
 use crate::sources::LocalFiles;
 
-/// Longest source file in a page, bytes.
+/// Size limit of a source file in a page, bytes.
 const SOURCE_BYTES_MAX: u64 = 2 << 20;
-/// Most files that are named because they were left out.
+/// Most omitted files that are named.
 const NAMED_MAX: usize = 5;
 
-/// Where code may be read.
+/// The places that code may be read from.
 #[derive(Clone)]
 pub(super) struct EmbeddedCode {
-    /// Source is read below these, links followed.
+    /// Source is read only from below these directories, links resolved.
     directories: Vec<PathBuf>,
     /// Images are read through these.
     files: Arc<dyn Files>,
-    /// What is left out is not printed.
+    /// Omitted files are not reported.
     is_quiet: bool,
 }
 
@@ -38,7 +38,8 @@ impl std::fmt::Debug for EmbeddedCode {
 }
 
 impl EmbeddedCode {
-    /// Source from below these directories, or from nowhere; none is the working directory.
+    /// Source from below these directories, or no source; an empty list means the working
+    /// directory.
     pub(super) fn new(
         directories: Option<&[PathBuf]>,
         files: Arc<dyn Files>,
@@ -61,13 +62,13 @@ impl EmbeddedCode {
         EmbeddedCode { directories: named.iter().filter_map(whole).collect(), files, is_quiet }
     }
 
-    /// Reads for one page.
+    /// A reader for one page.
     pub(super) fn reader(&self) -> Reader<'_> {
         Reader { code: self, images: HashMap::new(), left_out: Vec::new(), more: 0 }
     }
 }
 
-/// Reads for one page; what was left out is printed in the end.
+/// Reads for one page; reports omitted files at the end.
 pub(super) struct Reader<'t> {
     code: &'t EmbeddedCode,
     images: HashMap<(String, String), Option<OpenedImage>>,
@@ -78,7 +79,7 @@ pub(super) struct Reader<'t> {
 impl Reader<'_> {
     fn note(&mut self, file: &str, why: &str) {
         if self.left_out.len() < NAMED_MAX {
-            // Most reasons begin with the name.
+            // Most reasons begin with the file name.
             let why = why.strip_prefix(file).and_then(|why| why.strip_prefix(": ")).unwrap_or(why);
             self.left_out.push(format!("source left out: {file}: {why}"));
         } else {
@@ -89,7 +90,7 @@ impl Reader<'_> {
 
 impl CodeReader for Reader<'_> {
     fn source(&mut self, file: &str) -> Option<String> {
-        // Most belong to libraries, and are not here.
+        // Most belong to libraries, and do not exist on this machine.
         let path = fs::canonicalize(Path::new(file)).ok().filter(|_| file.starts_with('/'))?;
         if !self.code.directories.iter().any(|directory| path.starts_with(directory)) {
             return None;
@@ -99,7 +100,7 @@ impl CodeReader for Reader<'_> {
             self.note(file, &format!("longer than {} MiB", SOURCE_BYTES_MAX >> 20));
             return None;
         }
-        // By its own name: links that lead there are checked.
+        // By its unresolved name: reading checks the links in it.
         let text = read_source(&LocalFiles, file);
         text.map_err(|why| self.note(file, &why)).ok().filter(|text| text.len() as u64 <= SOURCE_BYTES_MAX)
     }

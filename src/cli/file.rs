@@ -1,9 +1,9 @@
-//! Writes output files: whole or not at all.
+//! Writes output files atomically.
 //!
-//! The content goes to a new file in the same directory, which then takes the name: a file that existed before
-//! survives every failure. Devices and pipes (`/dev/stdout`, a FIFO) are written directly. The directory is opened
-//! when the output is checked, and everything later is relative to it. Under sudo outputs are created with the rights
-//! of the calling user; root's are used only in directories that no other user can change. Nothing here prints.
+//! The content goes to a new file in the same directory, which is then renamed: an existing file survives every
+//! failure. Devices and pipes (`/dev/stdout`, a FIFO) are written directly. The directory is opened when the output
+//! is checked, and all later operations are relative to it. Under sudo, outputs are created with the rights of the
+//! calling user; root's are used only in directories that no other user can change. Nothing here prints.
 
 mod refusal;
 #[cfg(test)]
@@ -25,26 +25,26 @@ use writable::{
     check_direct, check_open_file, check_place, check_room, is_direct, is_of_kernel, open_to_append,
 };
 
-/// The output files of a run: those that were checked stay open until they are written.
+/// The output files of a run; checked outputs stay open until they are written.
 #[derive(Debug, Default)]
 pub struct OutputFiles {
     caller: Option<Caller>,
     checked: Mutex<Vec<(PathBuf, WritableOutput)>>,
 }
 
-/// An output that can be written.
+/// A writable output.
 #[derive(Debug)]
 enum WritableOutput {
     /// An open file of this process.
     Descriptor(File),
     /// A name in an open directory.
     Place { place: Place, rights: Rights },
-    /// The name of a file that is made to be appended to.
+    /// The name of a file that is appended to.
     Append { place: Place, rights: Rights },
 }
 
 impl WritableOutput {
-    /// Whether both replace one file; pipes and devices replace none.
+    /// Whether both replace the same file; pipes and devices are not replaced.
     fn replaces_same(&self, other: &WritableOutput) -> bool {
         let (WritableOutput::Place { place, .. }, WritableOutput::Place { place: other, .. }) = (self, other)
         else {
@@ -55,40 +55,40 @@ impl WritableOutput {
     }
 }
 
-/// Whose rights an output is written with.
+/// The rights that an output is written with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rights {
-    /// Those of the user who called sudo, if there is one.
+    /// Those of the user who called sudo, if any.
     Caller,
     /// Those of the process.
     Own,
 }
 
-/// Where the content of an output goes.
+/// Destination of an output's content.
 enum OutputSink {
-    /// To something that cannot be replaced: a device or a pipe.
+    /// A device or pipe, which cannot be replaced.
     Direct(File),
-    /// To a new file.
+    /// A new file, renamed when complete.
     Whole(Unfinished),
 }
 
 impl OutputFiles {
-    /// Of the user who called sudo, if somebody did.
+    /// With the rights of the user who called sudo, if any.
     #[must_use]
     pub fn new() -> OutputFiles {
         OutputFiles::of(Caller::of_this_process())
     }
 
-    /// Of this user, if this process acts for one.
+    /// With the rights of this user, if this process acts for one.
     fn of(caller: Option<Caller>) -> OutputFiles {
         OutputFiles { caller, checked: Mutex::default() }
     }
 
-    /// Finds out before a recording whether `path` can be written after it, and keeps its directory
+    /// Checks before a recording whether `path` can be written after it, and keeps its directory
     /// open until then. Leaves nothing behind.
     ///
     /// # Errors
-    /// [`ErrorKind::Output`] naming the path and what stands in the way.
+    /// [`ErrorKind::Output`] naming the path and the obstacle.
     pub fn check(&self, path: &Path) -> Result<()> {
         let checked = self.prepare(path)?;
         let mut all = self.checked();
@@ -101,11 +101,11 @@ impl OutputFiles {
         Ok(())
     }
 
-    /// Opens a regular file to append to, which [`OutputFiles::write`] then does; one that does not exist is
-    /// made by that. Tells whether it is empty.
+    /// Opens a regular file that [`OutputFiles::write`] then appends to, or creates if it does not exist.
+    /// Returns whether it is empty.
     ///
     /// # Errors
-    /// [`ErrorKind::Output`] naming the path and what stands in the way.
+    /// [`ErrorKind::Output`] naming the path and the obstacle.
     pub fn check_append(&self, path: &Path) -> Result<bool> {
         let opened = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
             Ok(Resolved::Place(place)) => {
@@ -129,7 +129,7 @@ impl OutputFiles {
         Ok(is_empty)
     }
 
-    /// An output that replaces the file would take what is appended with it.
+    /// Refuses a file that another output replaces: the appended text would be lost.
     fn check_own(&self, place: &Place) -> std::result::Result<(), Problem> {
         let all = self.checked();
         let is_same = |checked: &WritableOutput| matches!(checked, WritableOutput::Place { place: other, .. } if other.is_same(place));
@@ -142,7 +142,7 @@ impl OutputFiles {
         }
     }
 
-    /// Whether all that were checked are written with the rights of the user who called sudo.
+    /// Whether all checked outputs are written with the rights of the user who called sudo.
     #[must_use]
     pub fn are_callers(&self) -> bool {
         self.checked().iter().all(|(_, checked)| match checked {
@@ -153,8 +153,8 @@ impl OutputFiles {
         })
     }
 
-    /// Writes a file through `content`; an existing one is replaced only by a whole new one.
-    /// A pipe whose reader has gone is not an error.
+    /// Writes a file through `content`; an existing one is replaced only by a complete new one. A
+    /// closed pipe is not an error.
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path.
@@ -178,17 +178,17 @@ impl OutputFiles {
         }
     }
 
-    /// Finds out whether a directory can be made, or whether files can be made in one that exists. Leaves
-    /// nothing behind.
+    /// Checks whether a directory can be created, or whether files can be created in an existing one.
+    /// Leaves nothing behind.
     ///
     /// # Errors
-    /// [`ErrorKind::Output`] naming the path and what stands in the way.
+    /// [`ErrorKind::Output`] naming the path and the obstacle.
     pub fn check_directory(&self, path: &Path) -> Result<()> {
         let existing = path.ancestors().find(|ancestor| {
             let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
             ancestor.symlink_metadata().is_ok()
         });
-        // Any name: what is asked of is its directory.
+        // Any name: only its directory is checked.
         let inside = existing.unwrap_or(Path::new("")).join("stackprof");
         self.as_anyone(|trust| match resolve(&inside, Goal::Name, trust) {
             Ok(Resolved::Place(place)) => check_room(&place),
@@ -199,7 +199,7 @@ impl OutputFiles {
         .map_err(|problem| problem.of(path))
     }
 
-    /// Makes a directory and those above it that are missing.
+    /// Creates a directory and its missing parents.
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path.
@@ -211,7 +211,7 @@ impl OutputFiles {
         .map_err(|problem| problem.of(path))
     }
 
-    /// Removes a file, or a link and not what it leads to.
+    /// Removes a file; of a link, only the link.
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path.
@@ -256,7 +256,7 @@ impl OutputFiles {
             }
             WritableOutput::Place { place, rights } => (place, rights),
         };
-        // A directory that was removed takes no name any more; there may be another one in its place.
+        // No file can be created in a removed directory; another one may have taken its place.
         let (place, rights) = match place.directory() {
             Ok(directory) if directory.links == 0 => match self.prepare(path)? {
                 WritableOutput::Place { place, rights } | WritableOutput::Append { place, rights } => {
@@ -270,7 +270,7 @@ impl OutputFiles {
         Ok((Some(place), rights, begun))
     }
 
-    /// Runs `body` by these rights.
+    /// Runs `body` with these rights.
     fn act<R>(
         &self,
         rights: Rights,
@@ -285,7 +285,7 @@ impl OutputFiles {
     }
 
     /// Runs `body` with the rights of the user who called sudo; if they do not suffice, with root's, provided
-    /// nobody but root can change where the path leads.
+    /// only root can change where the path leads.
     fn as_anyone<R>(
         &self,
         body: impl Fn(Trust) -> std::result::Result<R, Problem>,
@@ -302,7 +302,7 @@ impl OutputFiles {
     }
 }
 
-/// Opens what the content goes to, as it is now.
+/// Opens the destination of the content as it is now.
 fn begin(place: &Place) -> std::result::Result<OutputSink, Problem> {
     if place.is_proc() {
         if is_of_kernel(place)? {
@@ -314,7 +314,7 @@ fn begin(place: &Place) -> std::result::Result<OutputSink, Problem> {
     }
     if let Some(existing) = place.existing()?.filter(is_direct) {
         check_direct(&place.directory()?, &existing)?;
-        // Anything else was put there meanwhile, and is not written to.
+        // Anything else has been put there since the check, and is not written to.
         if let Some((file, opened)) = signals::await_reader(|| place.open())?
             && opened.identity == existing.identity
             && is_direct(&opened)
@@ -325,20 +325,20 @@ fn begin(place: &Place) -> std::result::Result<OutputSink, Problem> {
     place.create().map(OutputSink::Whole).map_err(Problem::in_directory)
 }
 
-/// Finds out before a recording whether standard output can be written after it.
+/// Checks before a recording whether standard output can be written after it.
 ///
 /// # Errors
-/// [`ErrorKind::Output`]: it is open for reading alone, or full.
+/// [`ErrorKind::Output`]: it is read-only, or full.
 pub fn check_stdout() -> Result<()> {
     let checked = open_file(STDOUT).map_err(Problem::from).and_then(|file| check_open_file(&file.into()));
     checked.map_err(|problem| problem.of_stream("standard output"))
 }
 
-/// Its descriptor.
+/// File descriptor of standard output.
 const STDOUT: i32 = 1;
 
-/// Writes to an open stream (standard output) through `content`; `name` is for errors.
-/// A reader that has gone is not an error.
+/// Writes to an open stream (standard output) through `content`; `name` is for errors. A closed
+/// pipe is not an error.
 ///
 /// # Errors
 /// [`ErrorKind::Output`] naming the stream.
@@ -357,7 +357,7 @@ fn write_through(out: impl Write, content: impl FnOnce(&mut dyn Write) -> io::Re
     let mut buffered = BufWriter::with_capacity(1 << 16, out);
     let written = content(&mut buffered).and_then(|()| buffered.flush());
     if written.is_err() {
-        // Dropping a BufWriter would write the rest once more.
+        // Dropping a BufWriter would write the remaining bytes again.
         let _ = buffered.into_parts();
     }
     written

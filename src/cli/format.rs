@@ -4,26 +4,26 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A format in which a profile can be written.
+/// An output format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Interactive flame graph, one file for any browser.
     Svg,
     /// Folded stacks: `process;frame;frame COUNT`.
     Folded,
-    /// One HTML page with flame graph, table, callers, time.
+    /// One HTML page with flame graph, function table, callers and timeline.
     Html,
     /// pprof, gzipped.
     Pprof,
-    /// speedscope's JSON.
+    /// speedscope JSON.
     Speedscope,
-    /// The Firefox Profiler's JSON.
+    /// Firefox Profiler JSON.
     Firefox,
     /// OTLP profiles, gzipped or not; experimental.
     Otlp,
 }
 
-/// Extensions and their formats. The longest match counts, so that `.speedscope.json` is not `.json`.
+/// Extensions and their formats. The longest match wins, so that `.speedscope.json` is not `.json`.
 const EXTENSIONS: [(&str, &str); 11] = [
     (".speedscope.json", "speedscope"),
     (".firefox.json", "firefox"),
@@ -38,7 +38,7 @@ const EXTENSIONS: [(&str, &str); 11] = [
     (".txt", "folded"),
 ];
 
-/// A format that the command line reserves and this version cannot write.
+/// A format that is reserved and cannot be written yet.
 const RESERVED: &str = "json";
 
 impl Format {
@@ -53,7 +53,7 @@ impl Format {
         Format::Otlp,
     ];
 
-    /// The name that `--format` takes.
+    /// The name for `--format`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Format {
         }
     }
 
-    /// Whether it keeps when samples were taken; of pprof that is optional.
+    /// Whether it stores the times of samples; in pprof they are optional.
     #[must_use]
     pub fn keeps_times(self) -> bool {
         match self {
@@ -93,7 +93,7 @@ impl Format {
     /// The format called `name`.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] naming the formats that exist.
+    /// [`ErrorKind::Usage`] with a list of the formats.
     pub fn from_name(name: &str) -> Result<Format> {
         if let Some(format) = Format::ALL.into_iter().find(|format| format.name() == name) {
             return Ok(format);
@@ -108,10 +108,10 @@ impl Format {
         ))
     }
 
-    /// The format of a path's extension; `None` if it has no known one.
+    /// The format for a path's extension; `None` if the extension is unknown.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] for a format that is not in this version.
+    /// [`ErrorKind::Usage`] for a reserved format.
     pub fn from_path(path: &Path) -> Result<Option<Format>> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let known = EXTENSIONS.iter().find(|(extension, _)| name.ends_with(extension));
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_extension_tells_the_format() {
+    fn the_extension_selects_the_format() {
         let format = |path: &str| Format::from_path(Path::new(path)).expect("a format of this version");
         assert_eq!(format("a.svg"), Some(Format::Svg));
         assert_eq!(format("dir.svg/A.SVG"), Some(Format::Svg));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_and_an_extension_stand_for_the_same_format() {
+    fn names_and_extensions_agree() {
         for format in Format::ALL {
             assert_eq!(Format::from_name(format.name()).expect("known"), format);
             let path = format!("a.{}", format.extension());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn other_formats_are_refused_by_name() {
+    fn unknown_formats_are_refused_by_name() {
         const NAMES: &str = "svg, html, folded, pprof, speedscope, firefox, otlp";
         let error = Format::from_path(Path::new("a.json")).expect_err("not in this version");
         assert_eq!(error.to_string(), format!("format `json` is not in this version; one of {NAMES}"));

@@ -4,15 +4,16 @@
 use super::text::{grouped, percent, shortened};
 use crate::profile::{FunctionRow, FunctionTable};
 
-/// Most functions that the line names.
+/// Most functions in the line.
 const LINE_FUNCTIONS_MAX: usize = 5;
 /// Most characters of a name in the line.
 const LINE_NAME_CHARS_MAX: usize = 60;
 
-/// The functions with the most self counts, as many as fit into `width` characters, but one at least:
-/// `41.2% alpha_kernel · 9.1% memcpy (libc.so.6)`. `None` where nothing was counted.
+/// The functions with the most self counts, as many as fit into `width` characters, at least one:
+/// `41.2% alpha_kernel · 9.1% memcpy (libc.so.6)`. `None` if nothing was counted.
 ///
-/// The module is named where it is not the program's own, whose file is called like one of `processes`.
+/// The module is shown unless it is the program itself, recognized by a file named like one of
+/// `processes`.
 #[must_use]
 pub fn hottest(table: &FunctionTable, processes: &[&str], width: usize) -> Option<String> {
     let mut line = String::new();
@@ -34,22 +35,23 @@ pub fn hottest(table: &FunctionTable, processes: &[&str], width: usize) -> Optio
     (!line.is_empty()).then_some(line)
 }
 
-/// The module of a function, unless it is the program's own or part of the name.
+/// The module of a function, unless it is the program itself or part of the name.
 fn foreign_module<'t>(table: &'t FunctionTable, row: &FunctionRow, processes: &[&str]) -> Option<&'t str> {
     let name = table.text(row.name);
     let says_it = name.starts_with('[') || name.ends_with("_[k]");
     Some(table.text(row.module)).filter(|module| !says_it && is_foreign(module, processes))
 }
 
-/// Whether a module is a file other than the executables of these processes, by their names: `python3` runs
-/// `python3.11`, and a process's name has at most 15 characters on Linux (TASK_COMM_LEN).
+/// Whether a module is a file other than the executables of these processes, judged by their names:
+/// `python3` runs `python3.11`, and a process name has at most 15 characters on Linux (TASK_COMM_LEN).
 #[must_use]
 pub fn is_foreign(module: &str, processes: &[impl AsRef<str>]) -> bool {
     let is_own = || processes.iter().any(|process| module.starts_with(process.as_ref()));
     !module.is_empty() && !module.starts_with('[') && !is_own()
 }
 
-/// The functions with the most self counts as a table of at most `rows_max` rows; `unit` is what is counted.
+/// The functions with the most self counts as a table of at most `rows_max` rows; `unit` is the counted
+/// unit.
 #[must_use]
 pub fn table(functions: &FunctionTable, unit: &str, rows_max: usize) -> String {
     let all = functions.total();
@@ -106,14 +108,14 @@ mod tests {
     }
 
     #[test]
-    fn the_line_names_five_functions_at_most() {
+    fn the_line_names_at_most_five_functions() {
         let six = functions("p;a 10\np;b 20\np;c 30\np;d 15\np;e 16\np;f 9\n");
         let line = hottest(&six, &["p"], 200);
         assert_eq!(line.as_deref(), Some("30.0% c · 20.0% b · 16.0% e · 15.0% d · 10.0% a"));
     }
 
     #[test]
-    fn the_line_keeps_to_its_width_and_names_one_at_least() {
+    fn the_line_fits_its_width_and_names_at_least_one() {
         let three = functions("p;first 10\np;second 20\np;third 70\n");
         assert_eq!(hottest(&three, &[], 80).as_deref(), Some("70.0% third · 20.0% second · 10.0% first"));
         assert_eq!(hottest(&three, &[], 26).as_deref(), Some("70.0% third · 20.0% second"));
@@ -123,12 +125,12 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_is_not_hot_by_what_it_calls() {
+    fn time_of_callees_does_not_make_a_caller_hot() {
         assert_eq!(hottest(&functions("p;main;a 4\n"), &[], 80).as_deref(), Some("100% a"));
     }
 
     #[test]
-    fn the_table_has_both_counts_and_says_what_it_left_out() {
+    fn the_table_has_both_counts_and_reports_omitted_rows() {
         let text = table(&functions("p;main;a 1200\np;main;b 300\np;main 100\n"), "samples", 2);
         let expected = "\
 self %   self  total %  total  function  (module)

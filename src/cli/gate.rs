@@ -1,4 +1,4 @@
-//! `stackprof gate`: reads recordings of both sides and writes a verdict.
+//! `stackprof gate`: reads recordings of a baseline and a new version, and writes a verdict.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,18 +21,17 @@ use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::pprof;
 use crate::sources::Role;
 
-/// Most recordings a side.
+/// Most recordings per side.
 pub const RUNS_MAX: usize = 1000;
 
-/// What recordings of a baseline are called: `base-001.pb.gz`.
+/// Prefix of the names of a baseline's recordings: `base-001.pb.gz`.
 const KEPT: &str = "base-";
 const SUFFIX: &str = ".pb.gz";
 
-/// Reads the runs, judges them, writes the reports.
+/// Reads the runs, compares them, writes the reports.
 ///
 /// # Errors
-/// One line: a file that is no profile, runs that cannot be compared, an output that cannot
-/// be written.
+/// One line: an invalid profile, runs that cannot be compared, an output that cannot be written.
 pub fn run(request: &Gate) -> Result<Verdict> {
     let outputs = OutputFiles::new();
     let base = files("--base", &request.base)?;
@@ -50,12 +49,12 @@ pub fn run(request: &Gate) -> Result<Verdict> {
     }
     match &request.update_baseline {
         None => system::restrict_to_naming(&outputs),
-        // Its files are not known yet.
+        // The files are not known yet.
         Some(_) => system::restrict(Role::Naming),
     }
     let mut stacks = Stacks::new(request.matching);
     let mut kept = Vec::new();
-    // Where names may differ they are compared as one program.
+    // Programs with different names are compared as one.
     let mut process = None;
     for (index, path) in base.iter().chain(&new).enumerate() {
         let (name, saved) = saved_files::read(path, Strictness::Lenient, request.value_type.as_deref())?;
@@ -102,7 +101,7 @@ struct StepSummary {
     is_empty: bool,
 }
 
-/// Writes what was asked for of a verdict, and shows it.
+/// Writes the requested reports of a verdict, and prints it.
 fn write_reports(
     outputs: &OutputFiles,
     request: &Gate,
@@ -128,7 +127,7 @@ fn write_reports(
     if let Some(summary) = summary {
         let text = markdown::markdown(report, request.top);
         outputs.write(&summary.path, |out| {
-            // What an earlier step wrote may lack its line end.
+            // The text of an earlier step may lack its newline.
             out.write_all(if summary.is_empty { b"" } else { b"\n" })?;
             out.write_all(text.as_bytes())
         })?;
@@ -136,7 +135,8 @@ fn write_reports(
     Ok(())
 }
 
-/// Opens the file that GITHUB_STEP_SUMMARY names. Reports if there is none, as outside of GitHub.
+/// Opens the file named by GITHUB_STEP_SUMMARY. Without it (outside of GitHub) there is nothing to
+/// open, which is reported.
 fn step_summary<'a>(
     outputs: &OutputFiles,
     request: &Gate,
@@ -164,7 +164,7 @@ fn step_summary<'a>(
     Ok(Some(StepSummary { path, is_empty }))
 }
 
-/// The files that the user named; a directory means the files in it, by name.
+/// The files that the user named; a directory stands for its files, sorted by name.
 fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
@@ -200,7 +200,8 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Refuses one recording as two runs, on one side or on both: it would pass for a run without noise.
+/// Refuses a recording that is given twice, on one side or on both: it would pass for a run without
+/// noise.
 fn check_distinct(base: &[PathBuf], new: &[PathBuf]) -> Result<()> {
     let mut seen = BTreeSet::new();
     match base.iter().chain(new).find(|path| !seen.insert(saved_files::identity(path))) {
@@ -212,7 +213,7 @@ fn check_distinct(base: &[PathBuf], new: &[PathBuf]) -> Result<()> {
     }
 }
 
-/// The number of a recording that a baseline keeps under this name.
+/// The number of a baseline recording with this name.
 fn number_of(name: &str) -> Option<usize> {
     let number = name.strip_prefix(KEPT)?.strip_suffix(SUFFIX)?;
     number.parse().ok().filter(|number| (1..=RUNS_MAX).contains(number) && name_of(*number) == name)
@@ -222,7 +223,8 @@ fn name_of(number: usize) -> String {
     format!("{KEPT}{number:03}{SUFFIX}")
 }
 
-/// Recordings of other names in a baseline would stay part of it beside those that replace it.
+/// Refuses a baseline directory with recordings of other names: they would stay part of the
+/// baseline after an update.
 fn check_baseline(directory: &Path) -> Result<()> {
     if directory.is_file() {
         let text = format!("--update-baseline `{}`: it is a file; name a directory", directory.display());
@@ -242,14 +244,14 @@ fn check_baseline(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Keeps `runs` as the baseline, in place of those kept before.
+/// Stores `runs` as the baseline, replacing the previous recordings.
 fn update(outputs: &OutputFiles, request: &Gate, runs: &[Saved]) -> Result<()> {
     let Some(directory) = &request.update_baseline else { return Ok(()) };
     outputs.make_directories(directory)?;
     for (number, run) in (1..).zip(runs) {
         outputs.write(&directory.join(name_of(number)), |out| pprof::write::write(run, out))?;
     }
-    // What an earlier, larger baseline has left.
+    // Leftovers of an earlier, larger baseline.
     for number in runs.len() + 1..=RUNS_MAX {
         let path = directory.join(name_of(number));
         if fs::symlink_metadata(&path).is_ok() {

@@ -1,7 +1,7 @@
-//! What a recording of allocations says: titles, the closing summary, the table of leaks, or why there is nothing.
+//! Texts of a heap recording: titles, the closing summary, the table of leaks, or why nothing was recorded.
 //!
-//! Input: heap statistics and counters. Output: text for people. `stackprof heap` is a recording (`record.rs`) whose
-//! source reports allocations.
+//! Input: heap statistics and counters. Output: text for people. `stackprof heap` is a recording (`record.rs`) with
+//! a source that reports allocations.
 
 use std::ffi::OsStr;
 
@@ -16,13 +16,13 @@ use crate::profile::{Leak, RING_FULL, Saved, UNKNOWN, lost_bytes};
 use crate::recording::Profile;
 use crate::sources::pushed::AllocationLosses;
 
-/// Between a caller and the one that called it.
+/// Separates a function from its caller.
 const BETWEEN: &str = " < ";
-/// Names are not made shorter than this.
+/// Names are not shortened below this.
 const NAME_CHARS_MIN: usize = 20;
 /// Rows of the table of leaks.
 const LEAKS_SHOWN: usize = 10;
-/// Of larger sampling errors both ends are told.
+/// Sampling errors above this are shown as both ends of the interval.
 const ERROR_MAX_PERCENT: f64 = 25.0;
 
 /// The statistics of a recording.
@@ -66,7 +66,7 @@ pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
     }
 }
 
-/// What pictures count, for their headings: `12.3 MB in use at the end`.
+/// The quantity in pictures, for their headings: `12.3 MB in use at the end`.
 pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
     let total = values.total(heap.shown);
     let moment = moment(heap);
@@ -80,7 +80,7 @@ pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
     }
 }
 
-/// Which moment it is that memory is in use at, and which memory.
+/// The moment at which memory is in use, and which memory.
 fn moment(heap: &Heap) -> String {
     match (heap.moment, heap.older_than_ns) {
         (Moment::Peak, _) => "at the peak".to_owned(),
@@ -89,12 +89,12 @@ fn moment(heap: &Heap) -> String {
     }
 }
 
-/// The lines of the closing summary that tell of memory: label and text.
+/// Lines of the closing summary about memory: label and text.
 pub(super) fn lines(profile: &Profile, heap: &Heap, values: &HeapValues) -> Vec<(&'static str, String)> {
     let total = |kind| values.total(kind);
     let moment = moment(heap);
     let (space, objects) = (total(ValueKind::AllocSpace), total(ValueKind::AllocObjects));
-    // The error is that of sampling alone.
+    // The interval covers the sampling error only.
     let unseen = match lost_bytes(profile, values) {
         Some((_, lost)) => format!(", without about {} that were lost", bytes(lost)),
         None => String::new(),
@@ -130,20 +130,20 @@ pub(super) fn lines(profile: &Profile, heap: &Heap, values: &HeapValues) -> Vec<
     lines
 }
 
-/// When the peak was, nanoseconds since the recording began.
+/// Time of the peak, nanoseconds since the recording began.
 fn peak_at(profile: &Profile, values: &HeapValues) -> u64 {
     values.peak_at_ns.saturating_sub(profile.stats.begun_ns)
 }
 
-/// What the sampling error is with 95 % probability: ` ±8%`, or ` (40.0 KiB–1.1 MiB)` where the ends are not equally far or far
-/// away. `write` writes a value.
+/// The sampling error with 95 % probability: ` ±8%`, or ` (40.0 KiB–1.1 MiB)` if the interval is asymmetric or wide.
+/// `write` formats a value.
 fn error(estimate: &Estimate, write: fn(u64) -> String) -> String {
     let (low, high) = estimate.interval();
     let (value, high) = (estimate.value, high.ceil());
     if value <= 0.0 {
         return if high > 0.0 { format!(" (up to {})", write(high as u64)) } else { String::new() };
     }
-    // Rounded up: less is not claimed.
+    // Rounded up, so as not to claim less error.
     let percent = 100.0 * (high - value).max(value - low) / value;
     match percent {
         0.0..0.05 => String::new(),
@@ -153,7 +153,7 @@ fn error(estimate: &Estimate, write: fn(u64) -> String) -> String {
     }
 }
 
-/// What is not in the figures, or may not be right.
+/// What the figures lack, and what may be wrong.
 fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) -> Option<String> {
     let counters = values.counters;
     let lost = losses.allocation_count();
@@ -205,8 +205,8 @@ fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) ->
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The table of what is in use, by callers of the allocator; empty where nothing is. Names are shortened so that rows fit into
-/// `width` characters.
+/// The table of memory in use, by callers of the allocator; empty if none is in use. Names are shortened so that rows
+/// fit into `width` characters.
 pub(super) fn leak_table(saved: &Saved, heap: &Heap, width: usize) -> String {
     let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
     let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };
@@ -242,7 +242,7 @@ pub(super) fn leak_table(saved: &Saved, heap: &Heap, width: usize) -> String {
     out
 }
 
-/// How wide columns are.
+/// Column widths.
 struct Widths {
     bytes: usize,
     blocks: usize,
@@ -259,7 +259,7 @@ impl Widths {
         widths
     }
 
-    /// Callers of a row, each as long as there is room for in a line of `width` characters.
+    /// Callers of a row, with names shortened to fit into a line of `width` characters.
     fn callers(&self, callers: &[String], width: usize) -> String {
         if callers.is_empty() {
             return UNKNOWN.to_owned();
@@ -272,7 +272,7 @@ impl Widths {
     }
 }
 
-/// Bytes and blocks of a row. Exact ones are written out.
+/// Bytes and blocks of a row. Exact values are written out.
 fn cells(leak: &Leak) -> (String, String) {
     let is_exact = leak.bytes.variance <= 0.0 && leak.bytes.interval().1 <= leak.bytes.value;
     let space = leak.bytes.value.round() as u64;
@@ -280,7 +280,7 @@ fn cells(leak: &Leak) -> (String, String) {
     (space, grouped(leak.blocks.value.round() as u64) + &error(&leak.blocks, grouped))
 }
 
-/// Why a recording has no allocations. `program`: what was run, if that was a command.
+/// Why a recording has no allocations. `program`: the launched command, if any.
 pub(super) fn nothing_recorded(profile: &Profile, program: Option<&OsStr>, heap: &Heap) -> Error {
     let process = super::text::process(&profile.process.name, profile.process.pid);
     let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();

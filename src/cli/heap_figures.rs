@@ -1,4 +1,4 @@
-//! Figures of a recording of allocations, as `--stats` writes them. docs/json.md has what they mean.
+//! Figures of a heap recording, as `--stats` writes them. docs/json.md explains them.
 
 use serde::Serialize;
 

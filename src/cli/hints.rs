@@ -1,7 +1,7 @@
 //! Hints in the closing summary: what the user can do better, one line each.
 //!
-//! Input: a recording and its names. Output: lines for people. Advice depends on the runtime of the code at which
-//! stacks end, so that is determined first: by the images, never by the name of the process. Pure.
+//! Input: a recording and its names. Output: lines for people. The advice depends on the runtime that owns the
+//! outermost frames, which is determined from the images, never from the process name. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::symbol::{Names, Why, kernel, sections};
 use crate::trie::FrameId;
 use crate::walk::{StackEnd, UnwindMethod};
 
-/// What helps where code was made at run time: for whole stacks, and for names.
+/// Advice for JIT code: for complete stacks, and for names.
 struct Advice {
     runtime: &'static str,
     stacks: Option<&'static str>,
@@ -37,7 +37,7 @@ const ADVICE: [Advice; 8] = [
     },
     Advice {
         runtime: "erlang",
-        // Functions in C run on a stack of their own, below those of Erlang.
+        // C functions run on a separate stack, without the Erlang frames.
         stacks: None,
         names: Some("start erl with +JPperf true"),
     },
@@ -48,25 +48,25 @@ const ADVICE: [Advice; 8] = [
         names: Some("start ruby (3.3 and later) with --yjit-perf"),
     },
     Advice { runtime: "dotnet", stacks: None, names: Some("set DOTNET_PerfMapEnabled=1") },
-    // LLVM registers its code with debuggers where the program asks for it.
+    // LLVM registers its code with debuggers if the program enables that.
     Advice { runtime: "llvm", stacks: Some(LLVM), names: Some(LLVM) },
     Advice { runtime: "qemu", stacks: None, names: Some("start qemu (8.0 and later) with -perfmap") },
 ];
 
-/// JIT code of LLVM is read only if it is registered with debuggers.
+/// JIT code of LLVM is readable only if it is registered with debuggers.
 const LLVM: &str = "let it register that code with debuggers (PostgreSQL: jit_debugging_support = on)";
 
-/// A hint is worth its line from this part of the samples on.
+/// Minimum share of the samples for a hint, percent.
 const WORTH_PERCENT: u64 = 10;
 
-/// Least samples for the hint about a stripped file.
+/// Minimum number of samples for the hint about a stripped file.
 const SAMPLES_MIN: u64 = 20;
 
 fn is_worth(count: u64, of: u64) -> bool {
     count * 100 > of * WORTH_PERCENT
 }
 
-/// The hints, at most a few lines; `how` is how stacks were walked.
+/// The hints, at most a few lines; `how` is the unwind method.
 pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &profile.stats;
@@ -76,7 +76,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
     hints.extend(nameless(&seen, stats.samples));
     hints.extend(stripped(profile, &seen));
     hints.extend(unseen_python(&seen, python_minor(profile), stats.samples));
-    // Those of the kernel come late where a host takes the CPU away, at any rate.
+    // Samples pushed by the kernel are late at any rate if a hypervisor takes the CPU away.
     if stats.samples_pushed == 0 && stats.ticks_late * 20 > stats.ticks {
         hints.push(if stats.ticks_late_wakeup.is_some_and(|wakeup| wakeup * 2 > stats.ticks_late) {
             "more than 5% of the ticks were missed, most of them by late wakeups: other programs keep the CPUs busy, or \
@@ -111,7 +111,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
     let problems = names.unnamed_by_image.iter().filter_map(|unnamed| {
         let image = profile.images.images().get(unnamed.image as usize)?;
         let problem = match &unnamed.why {
-            // Of files that were rewritten in place, too, which were no problem when they were loaded.
+            // Includes files that were rewritten in place after they were loaded.
             Why::NoFile(why) => why.clone(),
             _ => image.problem()?.to_string(),
         };
@@ -121,7 +121,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
     hints
 }
 
-/// The hint about kernel functions whose names the system hides. If it shows any, it hides none: code that was loaded
+/// The hint about kernel functions with hidden names. If any kernel name is visible, none is hidden: code loaded
 /// later has no name for any user.
 fn hidden_names(seen: &StackCounts, samples: u64) -> Option<String> {
     (!seen.kernel_named && is_worth(seen.kernel_nameless, samples)).then(|| {
@@ -130,10 +130,10 @@ fn hidden_names(seen: &StackCounts, samples: u64) -> Option<String> {
     })
 }
 
-/// What a stack ends at, or goes through, that keeps it from being complete.
+/// The frame that makes a stack incomplete: its outermost, or one on the way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
-    /// Code that this made at run time: `[java jit]`.
+    /// Code of this JIT: `[java jit]`.
     Made(Arc<str>),
     /// An image, and whether it has unwind information for that code.
     Image(u32, bool),
@@ -144,23 +144,23 @@ enum Cause {
 struct StackCounts {
     /// Incomplete stacks by cause.
     incomplete: BTreeMap<Cause, u64>,
-    /// Stacks that end in code made at run time without a name, by what made it.
+    /// Stacks that end in JIT code without a name, by JIT.
     nameless: BTreeMap<Arc<str>, u64>,
     /// Stacks that end in functions without names, by image.
     unnamed: BTreeMap<u32, u64>,
     /// Outermost frames of incomplete stacks.
     outermost: BTreeSet<FrameId>,
-    /// Stacks with frames of the kernel without a name.
+    /// Stacks with unnamed kernel frames.
     kernel_nameless: u64,
-    /// A frame of the kernel has a name.
+    /// Whether any kernel frame has a name.
     kernel_named: bool,
-    /// Stacks through the interpreter of Python that have no frame of a function of Python.
+    /// Stacks through the Python interpreter without a frame of a Python function.
     python: u64,
 }
 
-/// CPython's interpreter: it runs functions of Python (Python/ceval.c).
+/// CPython's interpreter, which runs Python functions (Python/ceval.c).
 const PYTHON_EVALUATES: &str = "_PyEval_EvalFrameDefault";
-/// How CPython names its functions to profilers (Python/perf_trampoline.c).
+/// Prefix of the names that CPython gives its functions for profilers (Python/perf_trampoline.c).
 const PYTHON_FUNCTION: &str = "py::";
 
 impl StackCounts {
@@ -226,7 +226,7 @@ impl StackCounts {
     }
 }
 
-/// The image of a frame whose code is that of a file.
+/// The image of a frame with code from a file.
 fn file_image(profile: &Profile, frame: FrameId) -> Option<u32> {
     let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
     let at = profile.images.locate(space, address.at())?;
@@ -245,7 +245,7 @@ fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
 /// The hint about stacks that end early, if many do.
 fn early(profile: &Profile, names: &Names, how: UnwindMethod, seen: &StackCounts) -> Option<String> {
     let stats = &profile.stats;
-    // Other stacks are incomplete for what the program does, not for how it was built.
+    // Other stacks are incomplete because of what the program does, not how it was built.
     let early: u64 = [
         StackEnd::BadFrame,
         StackEnd::Undescribed,
@@ -283,7 +283,7 @@ fn early(profile: &Profile, names: &Names, how: UnwindMethod, seen: &StackCounts
     Some(format!("{part} of the incomplete stacks {place}: {advice}"))
 }
 
-/// The hint about stacks that are deeper than what is read of them, if many are.
+/// The hint about stacks deeper than the copied bytes, if there are many.
 fn deep(profile: &Profile) -> Option<String> {
     let stats = &profile.stats;
     let ran_out = stats.stacks_incomplete.get(StackEnd::DeeperThanCopied.reason()).copied().unwrap_or(0);
@@ -345,7 +345,7 @@ fn is_go(image: &Image) -> bool {
     found.iter().any(|section| matches!(&*section.name, ".note.go.buildid" | ".gopclntab" | "__gopclntab"))
 }
 
-/// The hint about code without names, if much is.
+/// The hint about unnamed code, if there is much.
 fn nameless(seen: &StackCounts, samples: u64) -> Option<String> {
     let (maker, count) = seen.nameless.iter().max_by_key(|(_, count)| **count)?;
     let advice = advice(maker).find_map(|advice| advice.names)?;
@@ -358,7 +358,7 @@ fn nameless(seen: &StackCounts, samples: u64) -> Option<String> {
 fn stripped(profile: &Profile, seen: &StackCounts) -> Option<String> {
     let (image, count) = seen.unnamed.iter().max_by_key(|(_, count)| **count)?;
     let image = profile.images.images().get(*image as usize)?;
-    // A few samples are no reason to install anything; what cannot be read has a hint of its own.
+    // A few samples do not justify installing symbols; unreadable files have their own hint.
     let few = profile.stats.samples < SAMPLES_MIN;
     if few || !is_worth(*count, profile.stats.samples) || image.problem().is_some() {
         return None;
@@ -371,7 +371,8 @@ fn stripped(profile: &Profile, seen: &StackCounts) -> Option<String> {
     ))
 }
 
-/// The version of CPython 3 in the target, by its file: 11 for `python3.11` and `libpython3.11.so.1.0`.
+/// The minor version of CPython 3 in the target, from its file name: 11 for `python3.11` and
+/// `libpython3.11.so.1.0`.
 fn python_minor(profile: &Profile) -> Option<u32> {
     profile.images.images().iter().find_map(|image| minor_of(&image.name))
 }
@@ -381,10 +382,10 @@ fn minor_of(file: &str) -> Option<u32> {
     minor.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The first version whose `-X perf` names functions of Python to profilers.
+/// The first version with a `-X perf` that names Python functions to profilers.
 const PYTHON_MINOR_WITH_PERF: u32 = 12;
 
-/// The hint about functions of Python that nothing shows; `minor` of 3.x, if known.
+/// The hint about invisible Python functions; `minor` is that of version 3.x, if known.
 fn unseen_python(seen: &StackCounts, minor: Option<u32>, samples: u64) -> Option<String> {
     let advice = match minor {
         Some(minor) if minor < PYTHON_MINOR_WITH_PERF => {
@@ -403,7 +404,7 @@ fn unseen_python(seen: &StackCounts, minor: Option<u32>, samples: u64) -> Option
     })
 }
 
-/// What helps with code of `[java jit]`, or of `[java or v8 jit]`.
+/// Advice for code of `[java jit]`, or of `[java or v8 jit]`.
 fn advice(maker: &str) -> impl Iterator<Item = &'static Advice> {
     let makers = maker.trim_matches(['[', ']']);
     let makers = makers.strip_suffix(" jit").unwrap_or_default();
@@ -415,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_helps_is_told_by_the_runtime() {
+    fn advice_depends_on_the_runtime() {
         let stacks = |maker| advice(maker).find_map(|advice| advice.stacks);
         assert_eq!(stacks("[java jit]"), Some("start java with -XX:+PreserveFramePointer"));
         assert_eq!(stacks("[luajit or java jit]"), Some("start java with -XX:+PreserveFramePointer"));
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_python_are_advised_by_version() {
+    fn python_advice_depends_on_the_version() {
         let seen = |python| StackCounts { python, ..StackCounts::default() };
         assert_eq!(unseen_python(&seen(10), None, 100), None);
         let hint = |minor| unseen_python(&seen(60), minor, 100).unwrap_or_default();
@@ -446,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_kernel_are_hidden_where_it_shows_none() {
+    fn kernel_names_are_hidden_if_none_is_visible() {
         let seen = |kernel_nameless, kernel_named| StackCounts {
             kernel_nameless,
             kernel_named,
@@ -458,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_advised_where_they_are_worth_it() {
+    fn missing_names_are_reported_only_if_frequent() {
         let seen = |count| StackCounts {
             nameless: BTreeMap::from([(Arc::from("[php jit]"), count)]),
             ..StackCounts::default()

@@ -1,34 +1,33 @@
-//! The one place that writes to the terminal: results on standard output, all else on
-//! standard error after one prefix.
+//! All writes to the terminal: results on standard output, everything else on standard error with a prefix.
 //!
-//! No character of a quoted text can control the terminal: only line ends are written as they are. A closed terminal
-//! is no reason to fail, so nothing here returns an error.
+//! Quoted text cannot control the terminal: the only control characters written are newlines. A closed terminal is
+//! not a failure, so nothing here returns an error.
 
 use std::io::Write;
 
 use crate::error::Error;
 use crate::escape::{escape_line, escape_lines};
 
-/// Where standard error is no terminal: a line of this length still reads well in a log.
+/// Line width if standard error is not a terminal: still readable in a log.
 const WIDTH_DEFAULT: usize = 100;
 
-/// Characters in a line of the terminal behind standard error; a default width where it is none.
+/// Width of the terminal on standard error, characters; a default if it is none.
 #[must_use]
 pub fn width() -> usize {
     terminal_size::terminal_size_of(std::io::stderr()).map_or(WIDTH_DEFAULT, |(width, _)| width.0.into())
 }
 
-/// Prints an error as its one line.
+/// Prints an error as one line.
 pub fn error(error: &Error) {
     note(&error.to_string());
 }
 
-/// Prints a remark as one line.
+/// Prints a note as one line.
 pub fn note(text: &str) {
     to_stderr(&format!("stackprof: {}\n", escape_line(text)));
 }
 
-/// Prints text that brings its own prefix and line ends (the closing summary).
+/// Prints text with its own prefix and newlines (the closing summary).
 pub fn block(text: &str) {
     to_stderr(&escape_lines(text));
 }
@@ -40,6 +39,6 @@ pub fn result(text: &str) {
 }
 
 fn to_stderr(text: &str) {
-    // One write, so that the lines of several processes do not mix.
+    // A single write, so that lines of several processes do not interleave.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

@@ -1,10 +1,10 @@
-//! The command line: the only module that prints, and the one that knows exit codes.
+//! The command line: the only module that prints or knows exit codes.
 //!
-//! `args.rs` turns the arguments into validated values, `messages.rs` is the one place that writes to the terminal,
-//! `summary.rs`, `hints.rs` and `stats.rs` report on a finished recording, `heap.rs` on one of allocations,
-//! `progress.rs` on a running one, `outputs.rs` writes profiles, `naming.rs` has the options for symbols. `record.rs`,
-//! `dump.rs`, `addresses.rs`, `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the
-//! commands; `saved_files.rs` reads profiles.
+//! `args.rs` parses the arguments into validated values, `messages.rs` writes to the terminal, `summary.rs`,
+//! `hints.rs` and `stats.rs` report on a finished recording, `heap.rs` on a heap recording, `progress.rs` on a running
+//! one, `outputs.rs` writes profiles, `naming.rs` has the symbol options. `record.rs`, `dump.rs`, `addresses.rs`,
+//! `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands; `saved_files.rs`
+//! reads profiles.
 
 pub mod addresses;
 pub mod args;
@@ -43,8 +43,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Verdict;
 use crate::sources::{self, output, signals};
 
-/// Runs the program with its arguments (without its own name) and returns the exit code.
-/// A mistake or failure is one line on standard error.
+/// Runs the program with its arguments (without `argv[0]`) and returns the exit code. An error is
+/// one line on standard error.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
@@ -61,8 +61,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-/// What is done before a signal ends the process, by the thread that takes signals: nothing that could wait
-/// for another thread for long.
+/// Runs on the signal thread before a signal ends the process; must not block for long on another thread.
 const BEFORE_END: &[fn()] = &[
     // The target of a stub would stay stopped.
     signals::await_stopped_targets,
@@ -70,7 +69,7 @@ const BEFORE_END: &[fn()] = &[
     sources::remove_heap_directory,
 ];
 
-/// Exit code of `gate` when something got slower.
+/// Exit code of `gate` for a regression.
 const REGRESSION: u8 = 3;
 
 fn execute(command: args::Command) -> Result<u8> {
@@ -101,8 +100,8 @@ fn execute(command: args::Command) -> Result<u8> {
     Ok(0)
 }
 
-/// The exit code for an error: 1 error, 2 wrong usage, 4 nothing was sampled.
-/// (3, a regression, is a verdict of `gate` and no error.)
+/// The exit code for an error: 1 error, 2 wrong usage, 4 nothing was sampled. (3, a regression, is
+/// a verdict of `gate`, not an error.)
 #[must_use]
 pub fn exit_code(error: &Error) -> u8 {
     match error.kind() {
@@ -117,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_are_those_of_the_contract() {
+    fn exit_codes_match_the_contract() {
         for (kind, code) in [
             (ErrorKind::Attach, 1),
             (ErrorKind::Input, 1),

@@ -1,4 +1,5 @@
-//! `stackprof open`: a profile in a viewer, by a server of this process or as a page in a file.
+//! `stackprof open`: shows a profile in a viewer, through a server in this process or as a page in
+//! a file.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -20,15 +21,15 @@ use crate::sources::LocalFiles;
 use crate::sources::viewer::loopback::{self, Activity, Connection, Listener};
 use crate::sources::viewer::{browser, private_file};
 
-/// Where the Firefox Profiler is.
+/// URL of the Firefox Profiler.
 const FIREFOX: &str = "https://profiler.firefox.com";
-/// Where speedscope is.
+/// URL of speedscope.
 const SPEEDSCOPE: &str = "https://www.speedscope.app";
 
 /// Opens a saved profile.
 ///
 /// # Errors
-/// One line: a file that is no profile, no server can be started.
+/// One line: an invalid profile, or no server can be started.
 pub fn run(open: &Open) -> Result<()> {
     system::restrict_to_naming(&OutputFiles::new());
     let (name, saved) = saved_files::read(&open.profile, saved_files::strictness(open.strict), None)?;
@@ -39,11 +40,11 @@ pub fn run(open: &Open) -> Result<()> {
     show(saved, &name, None, None, &open.opening, open.verbosity)
 }
 
-/// Shows a profile until no viewer requests it any longer. `source`: how its stacks were sampled; `code`: puts source
-/// and instructions into a page.
+/// Serves a profile until viewers stop requesting it. `source`: how its stacks were sampled; `code`: embeds source
+/// and instructions in a page.
 ///
 /// # Errors
-/// One line: no server can be started, a page cannot be written.
+/// One line: no server can be started, or a page cannot be written.
 pub(super) fn show(
     saved: Saved,
     title: &str,
@@ -52,7 +53,7 @@ pub(super) fn show(
     opening: &Opening,
     verbosity: Verbosity,
 ) -> Result<()> {
-    // From here on only messages and the page are written.
+    // From here on, only messages and the page are written.
     system::restrict_to_naming(&OutputFiles::new());
     let viewer = opening.viewer.clone().unwrap_or_else(|| {
         if loopback::has_route() {
@@ -97,7 +98,7 @@ fn page(
     Ok(())
 }
 
-/// Prints the address of what is opened, also with `--quiet` where no browser is started.
+/// Prints the opened address; if no browser is started, also with `--quiet`.
 fn print_address(address: &str, opening: &Opening, verbosity: Verbosity) {
     if verbosity != Verbosity::Quiet || !opening.browser {
         messages::result(&format!("{address}\n"));
@@ -152,13 +153,13 @@ fn answer(server: &ProfileServer, connection: &mut Connection, activity: &Activi
             return;
         }
     };
-    // Requests of others do not keep the server.
+    // Unauthorized requests do not keep the server alive.
     let active = server.is_authorized(&request).then(|| activity.begin_request());
     let _ = server.answer(&request).write(connection);
     drop(active);
 }
 
-/// The viewer's address with the profile's in it.
+/// The viewer's address with the profile's address in it.
 fn address(viewer: &str, base: &str) -> String {
     if viewer == SPEEDSCOPE {
         return format!("{viewer}/#profileURL={}", encode(&format!("{base}/{SPEEDSCOPE_PATH}")));
@@ -167,7 +168,7 @@ fn address(viewer: &str, base: &str) -> String {
     format!("{viewer}/from-url/{profile}/?symbolServer={}", encode(base))
 }
 
-/// Percent encoding of all but unreserved characters (RFC 3986).
+/// Percent-encodes all but unreserved characters (RFC 3986).
 fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len() * 2);
     for byte in text.bytes() {
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_those_that_viewers_read() {
+    fn addresses_match_what_viewers_read() {
         let base = "http://127.0.0.1:8080/ab";
         assert_eq!(
             address(FIREFOX, base),

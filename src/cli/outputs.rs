@@ -1,7 +1,7 @@
 //! Writes a saved profile to each output, in its format.
 //!
-//! Input: the profile, the outputs, and options of pictures. Output: files, whole or not at all. Recording and
-//! rendering both end here.
+//! Input: the profile, the outputs, and options of pictures. Output: files, written atomically. Used by
+//! recording and by rendering.
 
 use std::path::PathBuf;
 use std::{fs, io};
@@ -16,29 +16,29 @@ use crate::flamegraph::Graph;
 use crate::profile::formats::{firefox, folded, html, otlp, pprof, speedscope};
 use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 
-/// Options of formats that leave a choice.
+/// Options of formats.
 #[derive(Clone, Debug)]
 pub(super) struct Presentation {
-    /// The picture, its heading included.
+    /// The flame graph, with its heading.
     pub(super) graph: Graph,
     /// The heading of pages, which have no second line.
     pub(super) page_title: String,
-    /// The user's own heading, for forms that have a place for it.
+    /// The user's own heading, for formats with a field for it.
     pub(super) title: Option<String>,
-    /// How the stacks were sampled, for forms that have a place for it.
+    /// How the stacks were sampled, for formats with a field for it.
     pub(super) source: Option<String>,
-    /// What puts source and instructions into pages.
+    /// Embeds source and instructions in pages.
     pub(super) code: Option<EmbeddedCode>,
     /// `function (file:line)`.
     pub(super) lines: bool,
-    /// pprof with a sample for each time.
+    /// One pprof sample per time.
     pub(super) pprof_timestamps: bool,
-    /// Pictures begin with the functions that work: their callers are drawn on top of them.
+    /// Flame graphs start at leaf functions, with their callers on top of them.
     pub(super) reverse: bool,
 }
 
-/// Refuses options for forms that are not written: a reversed picture, as other forms keep the order of a stack, times
-/// in pprof, and source in pages; and source from what is no directory.
+/// Refuses options for formats that are not written: a reversed flame graph (other formats keep the order of a stack),
+/// times in pprof, and source in pages; and a source directory that is not one.
 ///
 /// # Errors
 /// One line with the reason.
@@ -88,7 +88,7 @@ pub(super) fn write(
     shown: &Presentation,
 ) -> Result<()> {
     let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
-    // Several outputs may want it.
+    // Shared by several outputs.
     let mut by_name = None;
     for output in outputs {
         match output.format {
@@ -150,7 +150,7 @@ pub(super) fn write(
 /// Writes one output; standard output is not closed.
 ///
 /// # Errors
-/// One line that names the output and what stands in the way.
+/// One line that names the output and the obstacle.
 pub(super) fn write_to(
     files: &OutputFiles,
     to: &Destination,

@@ -1,6 +1,6 @@
-//! The live line on standard error during a recording. Input: the counters of [`Live`]. Output: one line that is
-//! redrawn in place, on a terminal only, and removed at the end. A thread of its own draws, so that the sampler never
-//! waits for a terminal.
+//! The progress line on standard error during a recording. Input: the counters of [`Live`]. Output: one line, redrawn
+//! in place on a terminal only, and removed at the end. A separate thread draws it, so that the sampler never waits
+//! for a terminal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,18 +16,18 @@ use crate::escape::escape_line;
 use crate::live::Live;
 use crate::sources::Role;
 
-/// Interval of drawing: short enough to appear live, long enough to cost nothing.
+/// Redraw interval: short enough to appear live, long enough to cost nothing.
 const REDRAW: Duration = Duration::from_millis(200);
 
-/// The line while it is shown; dropping it ends and clears it.
+/// The visible line; dropping it ends and clears it.
 #[derive(Debug, Default)]
 pub struct Progress {
     drawing: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    /// Starts the line for a process called `NAME (pid N)`; `limit` is `--duration`.
-    /// Shows nothing when `quiet` or when standard error is no terminal.
+    /// Starts the line for a process called `NAME (pid N)`; `limit` is `--duration`. Shows nothing
+    /// if `quiet` or if standard error is not a terminal.
     #[must_use]
     pub fn start(live: Arc<Live>, process: String, limit: Option<Duration>, quiet: bool) -> Progress {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -44,7 +44,7 @@ impl Progress {
         let draw = move || {
             system::restrict(Role::Watching);
             while ended.recv_timeout(REDRAW) == Err(RecvTimeoutError::Timeout) {
-                // A character in the last column may begin a new line.
+                // A character in the last column may wrap.
                 let width = messages::width().saturating_sub(1);
                 bar.set_message(line(&fields(&live, &process, started.elapsed(), limit), width));
             }
@@ -57,7 +57,7 @@ impl Progress {
         }
     }
 
-    /// Ends and clears the line; returns when the terminal is free for other text.
+    /// Ends and clears the line; returns when other text can be printed.
     pub fn finish(self) {}
 }
 
@@ -70,13 +70,13 @@ impl Drop for Progress {
     }
 }
 
-/// A part of the line; the one with the highest rank is the first to give way to a narrow terminal.
+/// A part of the line; the highest rank is dropped first on a narrow terminal.
 struct Field {
     rank: u8,
     text: String,
 }
 
-/// The parts of the line after `elapsed`, in their order.
+/// The parts of the line after `elapsed`, in order.
 fn fields(live: &Live, process: &str, elapsed: Duration, limit: Option<Duration>) -> Vec<Field> {
     let ticks = live.ticks.load(Ordering::Relaxed);
     let samples = live.samples.load(Ordering::Relaxed);
@@ -108,7 +108,7 @@ fn fields(live: &Live, process: &str, elapsed: Duration, limit: Option<Duration>
     fields
 }
 
-/// Whole fields, as many as fit into `width` characters; the one of rank 0 always stays.
+/// As many whole fields as fit into `width` characters; rank 0 always stays.
 fn line(fields: &[Field], width: usize) -> String {
     let with_ranks_to = |last: u8| {
         let texts = fields.iter().filter(|field| field.rank <= last).map(|field| field.text.as_str());
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_leaves_out_whole_fields() {
+    fn a_narrow_terminal_drops_whole_fields() {
         let live = Live::default();
         live.ticks.store(12_363, Ordering::Relaxed);
         live.samples.store(12_365, Ordering::Relaxed);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_first_tick_nothing_is_divided() {
+    fn no_division_by_zero_before_the_first_tick() {
         let expected = "work (pid 4242)  0.0 s  0 samples  0 threads  Ctrl-C ends";
         assert_eq!(shown(&Live::default(), 0, None, 99), expected);
     }

@@ -1,7 +1,8 @@
-//! `stackprof record`: check, record, name, write, report.
+//! `stackprof record`: check, record, symbolicate, write, report.
 //!
-//! [`run`] is that order. Only this file knows the whole request; each step has a file and gets what it uses:
-//! `destinations.rs` has the outputs, `sampling.rs` attaches or launches and samples, `report.rs` reports the result.
+//! [`run`] has these steps in order. Only this file knows the whole request; each step has a file and gets what it
+//! uses: `destinations.rs` has the outputs, `sampling.rs` attaches or launches and samples, `report.rs` reports the
+//! result.
 
 mod destinations;
 mod report;
@@ -30,11 +31,11 @@ use crate::symbol;
 use crate::trie::FrameId;
 use destinations::Destinations;
 
-/// After Ctrl-C a launched command gets the signal from the terminal, too; its end is awaited this long, so that the
-/// summary can report it.
+/// Ctrl-C in a terminal also signals a launched command; we wait this long for it to end, so that the summary can
+/// report it.
 const LINGER_NS: u64 = 500_000_000;
 
-/// What is recorded can be read again from every format.
+/// Every recorded stack can be read back from every format.
 const _: () = assert!(args::DEPTH_MAX <= crate::profile::MAX_DEPTH);
 
 /// Records and writes the outputs.
@@ -51,9 +52,9 @@ pub fn run(request: &Recording) -> Result<()> {
         demo: request.source == Source::Demo,
     };
 
-    // Check: a command must not run only to hear that its profile cannot be kept.
+    // Check: a command must not run only to find that its profile cannot be written.
     let source_directories = match request.open {
-        // Its viewer may be the page.
+        // The viewer may be the page.
         Some(_) => &[],
         None => request.source_directories.as_deref().unwrap_or_default(),
     };
@@ -64,7 +65,7 @@ pub fn run(request: &Recording) -> Result<()> {
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
     let options = sampling_options(request, launched);
     let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
-    // Before this thread becomes that user.
+    // Before this thread switches to that user.
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
     let &Recording { method, kernel, children, children_needed, .. } = request;
     let allocations = request.heap.as_ref().map(|heap| (heap, request.seed.unwrap_or(0)));
@@ -77,7 +78,7 @@ pub fn run(request: &Recording) -> Result<()> {
         return Err(nothing_recorded(request, &profile, command));
     }
 
-    // Name.
+    // Symbolicate.
     let begun = Instant::now();
     let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
     system::restrict_to_naming(&files);
@@ -154,8 +155,7 @@ fn nothing_recorded(request: &Recording, profile: &Profile, command: CommandStat
     }
 }
 
-/// What is known of the memory that was allocated, if that was recorded. Only old blocks are in use where that was asked
-/// for.
+/// Memory figures of a heap recording. Only old blocks are in use if that was requested.
 fn heap_values(heap: &Heap, profile: &mut Profile) -> Option<HeapValues> {
     let end_ns = profile.stats.begun_ns + profile.stats.duration_ns;
     let recorded = profile.heap.as_mut()?;
@@ -165,7 +165,7 @@ fn heap_values(heap: &Heap, profile: &mut Profile) -> Option<HeapValues> {
     Some(recorded.model.values(heap.moment))
 }
 
-/// Names the frames of a recording.
+/// Symbolicates the frames of a recording.
 fn name(request: &Recording, profile: &Profile, files: &dyn Files, outputs: &[Output]) -> symbol::Names {
     let lines = request.naming.lines || request.open.is_some() || outputs.iter().any(keeps_lines);
     let options = naming::options(Naming { lines, ..request.naming }, files);
@@ -175,7 +175,7 @@ fn name(request: &Recording, profile: &Profile, files: &dyn Files, outputs: &[Ou
     symbol::symbolicate(frames, &profile.images, &options)
 }
 
-/// A recording with its profile, and where it goes.
+/// A finished recording: its profile and its outputs.
 #[derive(Clone, Copy)]
 struct Finished<'r, 'a> {
     request: &'r Recording,
@@ -186,8 +186,8 @@ struct Finished<'r, 'a> {
     shown: &'a Presentation,
 }
 
-/// Writes the outputs, and the statistics if they go to a file. Returns the figures, and where statistics may wait for a
-/// reader. Files are written first: a signal that ends the wait for a reader then loses none of them.
+/// Writes the outputs, and the statistics if they go to a file. Returns the figures, and statistics destinations that
+/// may wait for a reader. Files are written first: a signal during that wait then loses none of them.
 fn write<'r>(
     finished: &Finished<'r, '_>,
     named: Instant,
@@ -212,7 +212,7 @@ fn write<'r>(
     Ok((figures, waiting_stats))
 }
 
-/// The line of the summary that names the functions with the most self counts.
+/// The summary line with the functions that have the most self counts.
 fn hottest(saved: &Saved) -> Result<Option<String>> {
     let table = FunctionTable::of(saved, false)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
@@ -220,7 +220,7 @@ fn hottest(saved: &Saved) -> Result<Option<String>> {
     Ok(functions::hottest(&table, &saved.processes(), width))
 }
 
-/// What is known of the recording beside its profile.
+/// Metadata of the recording outside of its profile.
 fn circumstances(
     request: &Recording,
     launched: bool,
@@ -239,7 +239,7 @@ fn circumstances(
     }
 }
 
-/// How the sampler is to work.
+/// Options of the sampler.
 fn sampling_options(request: &Recording, launched: bool) -> sampler::Options {
     sampler::Options {
         hz: request.hz,
@@ -251,7 +251,7 @@ fn sampling_options(request: &Recording, launched: bool) -> sampler::Options {
         max_depth: request.max_depth,
         unwind: request.unwind,
         seed: request.seed.unwrap_or(match request.source {
-            // A simulated run replays from its one number.
+            // The seed alone replays a simulated run.
             Source::Sim { seed } => seed,
             _ => u64::from(std::process::id()),
         }),
@@ -260,12 +260,12 @@ fn sampling_options(request: &Recording, launched: bool) -> sampler::Options {
     }
 }
 
-/// Whether a format has a place for lines, which others need not pay for.
+/// Whether a format stores lines; the others need not pay for them.
 fn keeps_lines(output: &Output) -> bool {
     !matches!(output.format, Format::Svg | Format::Folded)
 }
 
-/// What the outputs show.
+/// Presentation of the outputs.
 fn shown(
     request: &Recording,
     profile: &Profile,

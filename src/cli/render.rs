@@ -1,4 +1,4 @@
-//! `stackprof render`: reads saved profiles, merges and filters them, and writes any other format.
+//! `stackprof render`: reads, merges and filters saved profiles, and writes any format.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::sources::{LocalFiles, Role};
 /// Reads, merges, filters and writes.
 ///
 /// # Errors
-/// One line: a file that is no profile, profiles that do not fit together, nothing left.
+/// One line: an invalid profile, incompatible profiles, nothing left.
 pub fn run(render: &Render) -> Result<()> {
     let files = OutputFiles::new();
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
@@ -76,7 +76,7 @@ pub fn run(render: &Render) -> Result<()> {
     Ok(())
 }
 
-/// All profiles as one.
+/// Merges all profiles.
 fn merged(render: &Render) -> Result<Saved> {
     let mut paths = render.profiles.iter();
     let read_one =
@@ -123,7 +123,7 @@ fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Re
     Ok(saved)
 }
 
-/// The time range of `--from` and `--to`.
+/// Applies the time range of `--from` and `--to`.
 fn in_time_range(render: &Render, saved: Saved) -> Result<Saved> {
     let Some(range) = &render.time else { return Ok(saved) };
     if render.profiles.len() > 1 {
@@ -188,7 +188,7 @@ fn nothing_left(saved: &Saved, options: &[(&str, &Patterns); 4], left: Remaining
     Error::new(ErrorKind::NoData, what)
 }
 
-/// `3 samples`, or in whatever unit the profile counts.
+/// `3 samples`, or another unit that the profile counts.
 fn counted(saved: &Saved, count: u64) -> String {
     match saved.about.unit.strip_suffix('s') {
         Some(unit) => plural(count, unit),
@@ -196,7 +196,7 @@ fn counted(saved: &Saved, count: u64) -> String {
     }
 }
 
-/// The heading of the graph, and the line under it: what is known of the recording.
+/// The heading of the graph, and the line under it with facts about the recording.
 fn headings(saved: &Saved, title: Option<&str>) -> (String, String) {
     let about = &saved.about;
     let sum =
@@ -226,9 +226,9 @@ fn named(saved: &Saved) -> String {
     if names.len() > NAMES_MAX { format!("{named}, …") } else { named }
 }
 
-/// What a process without a name is called.
+/// Placeholder for a process without a name.
 const UNKNOWN: &str = "[unknown]";
-/// Most processes that a line names.
+/// Most processes named in a line.
 const NAMES_MAX: usize = 5;
-/// Most characters of each; a file can have one of any length.
+/// Most characters of each name; names from files have no limit.
 const NAME_CHARS_MAX: usize = 200;

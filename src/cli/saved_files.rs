@@ -1,4 +1,4 @@
-//! Saved profiles on the command line: reads them from a path or standard input, with the name for messages, and
+//! Saved profiles on the command line: reads them from a path or standard input, with a name for messages, and
 //! refuses outputs that would overwrite inputs.
 
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::profile::Saved;
 use crate::profile::formats::detect::{self, Strictness};
 
-/// The profile and its name for people; `-` is standard input. Prints what was not understood of it, even when little
-/// is printed otherwise: the profile is not the whole file.
+/// Reads the profile and its display name; `-` is standard input. Prints what was not understood even with `--quiet`:
+/// the profile is then incomplete.
 ///
 /// # Errors
-/// One line that names the file and the place.
+/// One line that names the file and the position.
 pub(super) fn read(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<(String, Saved)> {
     let name = name(path);
     let read = if path == Path::new("-") {
@@ -29,7 +29,8 @@ pub(super) fn read(path: &Path, strictness: Strictness, value_type: Option<&str>
     Ok((name, read.saved))
 }
 
-/// The profile as it is compared: of a heap profile the callers of the allocator have its allocations.
+/// The profile in the form that is compared: a heap profile is attributed to the callers of the
+/// allocator.
 ///
 /// # Errors
 /// One line that names the file.
@@ -42,23 +43,23 @@ pub(super) fn compared(name: &str, saved: Saved) -> Result<Saved> {
         .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))
 }
 
-/// What messages call the profile of a path.
+/// Display name of a path's profile.
 pub(super) fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
 }
 
-/// How strictly files are read by `--strict`.
+/// Strictness of `--strict`.
 pub(super) fn strictness(strict: bool) -> Strictness {
     if strict { Strictness::Strict } else { Strictness::Lenient }
 }
 
-/// The identity of a file behind a path; for one that does not exist, its path.
+/// The identity of the file behind a path; if it does not exist, its path.
 pub(super) fn identity(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Finds out before anything is read whether the outputs can be written, and that none of them
-/// is a file that is read, however it is spelt.
+/// Checks before reading anything whether the outputs can be written, and that none of them is an
+/// input under another spelling.
 ///
 /// # Errors
 /// One line that names the output.
@@ -74,7 +75,7 @@ pub(super) fn check_outputs<'a>(
             continue;
         };
         let identity = identity(path);
-        // Devices and pipes are written to, not over.
+        // Devices and pipes are written to, not replaced.
         let is_replaced = fs::metadata(path).map_or(true, |metadata| metadata.is_file());
         if is_replaced && inputs.contains(&identity) {
             let text = format!("`{}` is read and written; name another output", path.display());

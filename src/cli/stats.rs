@@ -1,6 +1,6 @@
-//! The statistics of a recording as JSON (`--stats`): the numbers of the closing summary
-//! for scripts. Input: the profile's counters and the run's figures. Output: one object
-//! with the stable keys of the CLI contract, in its order. Measures nothing itself.
+//! The statistics of a recording as JSON (`--stats`): the numbers of the closing summary for
+//! scripts. Input: the profile's counters and the run's figures. Output: one object with the stable
+//! keys of the CLI contract, in its order. Measures nothing itself.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
 use crate::walk::Method;
 
-/// What became of a launched command at the end of its recording.
+/// State of a launched command at the end of its recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CommandState {
-    /// It had ended; or none was launched.
+    /// It has ended, or none was launched.
     #[default]
     Ended,
-    /// It still runs.
+    /// It is still running.
     Runs,
     /// `--kill-after` ended it.
     Killed,
-    /// It still runs, although `--kill-after` sent it SIGKILL.
+    /// It is still running after SIGKILL by `--kill-after`.
     Survived,
 }
 
 impl CommandState {
-    /// Whether it still runs.
+    /// Whether it is still running.
     #[must_use]
     pub fn still_runs(self) -> bool {
         matches!(self, CommandState::Runs | CommandState::Survived)
@@ -37,17 +37,17 @@ impl CommandState {
 /// Numbers of a run that are not in the profile's own counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunFigures {
-    /// The command was started by us, so its exit status is reported.
+    /// We launched the command, so its exit status is reported.
     pub launched: bool,
-    /// What became of that command.
+    /// State of that command.
     pub command: CommandState,
-    /// The user who had the command run as root without saying so to stackprof.
+    /// The user for whom sudo or doas ran the command as root, without `--as`.
     pub user_behind_root: Option<String>,
     /// The functions with the most self counts, as the summary shows them.
     pub hottest: Option<String>,
-    /// Of a recording of allocations.
+    /// Figures of a heap recording.
     pub(super) heap: Option<HeapFigures>,
-    /// What is left of the times of samples, as the summary shows it, if not each has its own.
+    /// Resolution of sample times as in the summary, if not every sample has its own.
     pub times: Option<String>,
     /// Distinct stacks in the trie.
     pub distinct_stacks: u64,
@@ -57,17 +57,17 @@ pub struct RunFigures {
     pub trie_bytes: u64,
     /// Distinct code addresses in the trie.
     pub addresses_unique: u64,
-    /// Symbol look-ups.
+    /// Symbol lookups.
     pub addresses_looked_up: u64,
-    /// Addresses that got a name.
+    /// Addresses with a name.
     pub addresses_named: u64,
     /// CPU time of the profiler itself, seconds.
     pub profiler_cpu_s: f64,
-    /// Largest memory of the profiler itself, bytes.
+    /// Peak memory of the profiler itself, bytes.
     pub profiler_peak_rss_bytes: u64,
-    /// Memory of the profiler itself at the end of the recording, before anything is named.
+    /// Memory of the profiler itself at the end of the recording, before symbolication.
     pub memory: Memory,
-    /// Time to read images and name addresses, seconds.
+    /// Time to read images and symbolicate addresses, seconds.
     pub symbolicate_s: f64,
     /// Time to write the outputs, seconds.
     pub write_s: f64,
@@ -75,30 +75,30 @@ pub struct RunFigures {
     pub outputs: Vec<String>,
 }
 
-/// Memory of the profiler itself when a recording ends.
+/// Memory of the profiler itself at the end of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// The most that was resident until then, bytes.
+    /// Peak resident memory so far, bytes.
     pub peak_bytes: u64,
     /// Resident private memory, bytes, if the system reports it.
     pub private_bytes: Option<u64>,
-    /// Resident mapped files, bytes, if the system reports it: the page cache holds them, too.
+    /// Resident mapped files, bytes, if the system reports it: also in the page cache.
     pub file_bytes: Option<u64>,
 }
 
-/// Ticks per second that happened; 0 for a recording without length.
+/// Achieved ticks per second; 0 for a recording of zero length.
 #[must_use]
 fn hz_achieved(stats: &Stats) -> f64 {
     if stats.duration_ns == 0 { 0.0 } else { stats.ticks as f64 * 1e9 / stats.duration_ns as f64 }
 }
 
-/// Frames by how they were found; ways that found none are left out.
+/// Frames by unwind method; methods without frames are left out.
 pub fn frames_by_method(stats: &Stats) -> impl Iterator<Item = (&'static str, u64)> {
     let counts = Method::ALL.iter().zip(stats.frames_by_method);
     counts.filter(|(_, count)| *count > 0).map(|(method, count)| (method.name(), count))
 }
 
-/// The JSON text, with a line end.
+/// The JSON text, with a newline.
 #[must_use]
 pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> String {
     let report = Report {
@@ -172,12 +172,12 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// Without the digits that no clock of ours has.
+/// Rounds to the resolution of our clocks.
 fn rounded(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
-/// The order of the fields is the order of the keys.
+/// The field order is the key order.
 #[derive(Serialize)]
 struct Report<'a> {
     version: &'a str,
@@ -308,7 +308,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_object_has_the_keys_of_the_contract_in_its_order() {
+    fn the_object_has_the_keys_of_the_contract_in_order() {
         let figures = RunFigures {
             launched: true,
             command: CommandState::Ended,
@@ -407,7 +407,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_exit_status_is_told_only_of_a_launched_command() {
+    fn only_a_launched_command_has_an_exit_status() {
         for (launched, status, expected) in [
             (true, Some(ExitStatus::Code(0)), "0"),
             (true, Some(ExitStatus::Signal(9)), "\"signal 9\""),
@@ -423,7 +423,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_recording_without_length_is_still_json() {
+    fn a_recording_of_zero_length_is_still_json() {
         let text = json(&process(), 997, &Stats::default(), &RunFigures::default());
         let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(value["hz_achieved"], 0.0);

@@ -1,6 +1,6 @@
-//! The closing summary: what was recorded, what was lost and why, what it cost.
-//! Input: the profile's counters and the run's figures; output: text for standard error.
-//! Pure. Lines and categories that would say "none" are left out.
+//! The closing summary: what was recorded, what was lost and why, what it cost. Input: the
+//! profile's counters and the run's figures; output: text for standard error. Pure. Lines and
+//! categories without content are left out.
 
 use super::stats::{CommandState, RunFigures, frames_by_method};
 use super::text::{causes, duration, percent, plural};
@@ -11,7 +11,7 @@ use crate::sources::{ExitStatus, Process};
 /// Characters before the text of a line: two blanks, the label, a blank.
 pub const LABEL_CHARS: usize = 12;
 
-/// The summary, line ends included. `hints`: what the user can do better, one line each.
+/// The summary, with newlines. `hints`: what the user can do better, one line each.
 #[must_use]
 pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
@@ -42,7 +42,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
     text
 }
 
-/// The summary of a recording of allocations, line ends included: `memory` are its own lines, `table` what is in use.
+/// The summary of a heap recording, with newlines: `memory` has its own lines, `table` the memory in use.
 #[must_use]
 pub fn heap_text(
     process: &Process,
@@ -84,7 +84,7 @@ pub fn heap_text(
     text + table
 }
 
-/// ` of 3 processes`, where there are several.
+/// ` of 3 processes`, if there are several.
 fn of_processes(stats: &Stats) -> String {
     match stats.processes_seen {
         0 | 1 => String::new(),
@@ -98,7 +98,7 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
         None => format!("at {hz} Hz"),
     };
     if stats.ticks_late > 0 {
-        // A late tick of a source that pushes its samples is a sample all the same.
+        // If the source pushes its samples, a late tick is still a sample.
         let what = if stats.samples_pushed > 0 { "late" } else { "missed" };
         rate += &format!(", {} {what}", stats.ticks_late);
         if let Some(wakeup) = stats.ticks_late_wakeup {
@@ -155,8 +155,8 @@ fn stacks(stats: &Stats) -> Option<String> {
     Some(line)
 }
 
-/// How many samples of equal weight carry as much information (Kish's effective sample size), where that is less
-/// than half of the samples.
+/// Number of equally weighted samples with as much information (Kish's effective sample size), if less than half
+/// of the samples.
 fn few_effective(stats: &Stats) -> Option<u64> {
     let few = stats.samples_effective;
     (few > 0 && few.saturating_mul(2) < stats.samples).then_some(few)
@@ -206,7 +206,7 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
         duration(pause.quantile_ns(0.99)),
         duration(pause.max_ns())
     );
-    // What holds all threads takes the time of all.
+    // A stop of all threads costs the time of all.
     let (whole_ns, of_what) = match process.stops_hold_all {
         true => (stats.duration_ns, "the time"),
         false => (stats.target_cpu_ns, "its CPU time"),
@@ -289,7 +289,7 @@ mod tests {
     use crate::cli::stats::tests::process;
     use std::collections::BTreeMap;
 
-    /// A recording with something of everything.
+    /// A recording with every category.
     fn stats() -> Stats {
         let mut stats = Stats {
             duration_ns: 10_000_000_000,
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn late_ticks_are_told_by_cause_where_it_is_known() {
+    fn late_ticks_are_reported_by_known_cause() {
         let headline = |late, wakeup| {
             let stats = Stats { ticks_late: late, ticks_late_wakeup: wakeup, ..stats() };
             super::headline(&process(), 997, &stats)
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_few_ticks_or_samples_is_chance() {
+    fn a_rate_is_shown_only_for_enough_ticks_and_samples() {
         let headline = |ticks, samples_pushed| {
             let stats = Stats { ticks, samples_pushed, ticks_late: 0, duration_ns: 100_000_000, ..stats() };
             super::headline(&process(), 997, &stats)
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_of_the_contract() {
+    fn the_summary_matches_the_contract() {
         check(
             &stats(),
             &figures(),
@@ -393,7 +393,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
     }
 
     #[test]
-    fn everything_that_can_go_wrong_has_its_line() {
+    fn every_failure_has_its_line() {
         let stats = Stats {
             samples_lost: BTreeMap::from([("thread ended", 2), ("stack unreadable", 10), ("other", 0)]),
             exit_status: Some(ExitStatus::Signal(9)),
@@ -419,7 +419,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
     }
 
     #[test]
-    fn one_of_each_is_singular_and_nothing_is_left_out() {
+    fn counts_of_one_are_singular_and_nothing_is_omitted() {
         let mut stats = Stats {
             duration_ns: 50_000_000,
             ticks: 50,
@@ -466,7 +466,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
     }
 
     #[test]
-    fn exit_is_told_where_it_is_ours_and_not_zero() {
+    fn only_our_command_has_an_exit_status_and_only_nonzero() {
         let launched = RunFigures { launched: true, ..RunFigures::default() };
         let attached = RunFigures::default();
         for (figures, status, expected) in [
@@ -483,7 +483,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
     }
 
     #[test]
-    fn a_command_that_runs_on_is_told_first() {
+    fn a_running_command_comes_first() {
         let head = "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns (at 997 Hz)\n";
         for (command, status, expected) in [
             (
@@ -514,7 +514,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
     }
 
     #[test]
-    fn a_command_that_ran_as_root_is_told() {
+    fn a_command_that_ran_as_root_is_reported() {
         let figures = RunFigures {
             launched: true,
             user_behind_root: Some("al\u{1b}ice".into()),
@@ -526,7 +526,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
     }
 
     #[test]
-    fn a_tiny_pause_is_not_told_as_none() {
+    fn a_tiny_pause_is_not_zero() {
         let mut stats = Stats { target_cpu_ns: 1_000_000_000_000, ..Stats::default() };
         stats.pause.add(900);
         stats.stopped_ns = 900;

@@ -11,17 +11,17 @@ use crate::error::Result;
 use crate::sources::SamplingMethod;
 use crate::sources::{ExitStatus, Role, SampleSource, Sampling, Target, process_name};
 
-/// Which process.
+/// The process to sample.
 pub(super) enum Process {
     /// A running one, by process id.
     Running(u32),
-    /// A new one: program and arguments, and the user that it runs as where that is another.
+    /// A new one: program and arguments, and the user to run it as if another.
     New { words: Vec<OsString>, user: Option<OsString> },
-    /// Several that run.
+    /// Several running ones.
     Several(ProcessArguments),
 }
 
-/// Whether the system runs programs of 32-bit Arm, which stackprof may record without a stub.
+/// Whether the system runs 32-bit Arm programs that stackprof can record without a stub.
 pub(super) const RUNS_ARM: bool = cfg!(all(target_os = "linux", target_arch = "aarch64"));
 
 /// Prepares this process; called before other threads start.
@@ -30,14 +30,14 @@ pub(super) fn prepare() {
     crate::sources::linux::prepare();
 }
 
-/// Reports the user that called sudo, before the first thread starts.
+/// Reports the user that called sudo; called before the first thread starts.
 pub(super) fn set_caller() {
     #[cfg(target_os = "linux")]
     crate::sources::linux::set_caller();
 }
 
-/// Gives up what the calling thread does not need in this role and in later ones. Systems without capabilities have
-/// nothing to give up.
+/// Drops the privileges that the calling thread needs neither in this role nor in later ones. No effect on systems
+/// without capabilities.
 pub(super) fn restrict(role: Role) {
     #[cfg(target_os = "linux")]
     note_failure(crate::sources::linux::restrict(role));
@@ -45,8 +45,8 @@ pub(super) fn restrict(role: Role) {
     let _ = role;
 }
 
-/// Gives up what reading files of programs, or profiles, does not need, nor writing these outputs; under sudo the
-/// calling thread becomes the user who called it, if that user may write all of them.
+/// Drops all privileges except those for reading program files and profiles and for writing these outputs; under
+/// sudo, the calling thread switches to the user who called it, if that user may write all outputs.
 pub(super) fn restrict_to_naming(outputs: &OutputFiles) {
     #[cfg(target_os = "linux")]
     note_failure(crate::sources::linux::restrict_to_naming(outputs.are_callers()));
@@ -77,10 +77,10 @@ fn linux_source(process: &Process) -> Result<crate::sources::linux::Source> {
     })
 }
 
-/// The processes as the system has them.
+/// Resolves the selection to the system's ids.
 ///
 /// # Errors
-/// One line: there is no such user, control group or container.
+/// One line: no such user, control group or container.
 #[cfg(target_os = "linux")]
 fn linux_chosen(several: &ProcessArguments) -> Result<crate::sources::ProcessSelection> {
     use crate::sources::linux::{cgroup_of_container, cgroup_path, user_id};
@@ -96,7 +96,7 @@ fn linux_chosen(several: &ProcessArguments) -> Result<crate::sources::ProcessSel
     })
 }
 
-/// Attaches or launches and runs `body` with what samples the process, and the clock of its times.
+/// Attaches or launches, and runs `body` with the sample source and its clock.
 ///
 /// # Errors
 /// One line: why it was refused, and the next step.
@@ -111,11 +111,12 @@ pub(super) fn with_source<R: Send>(
     linux::with_source(&linux_source(process)?, sampling, clock.clone(), |source| body(source, &clock))
 }
 
-/// Attaches or launches and runs `body` with what samples the process, and the clock of its times.
-/// This system has one way to sample.
+/// Attaches or launches, and runs `body` with the sample source and its clock. This system has one
+/// way to sample.
 ///
 /// # Errors
-/// One line: why it was refused, and the next step; or a method was requested that this system lacks.
+/// One line: why it was refused, and the next step; or the requested method does not exist on this
+/// system.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn with_source<R: Send>(
     process: &Process,
@@ -147,8 +148,8 @@ pub(super) fn with_source<R: Send>(
     attach_and_run(process, |target, clock| body(SampleSource::Stopped(target), clock))
 }
 
-/// Starts a command whose allocations are reported, once in so many bytes on average, and runs `body` with what reports
-/// them and the clock of its times.
+/// Launches a command with allocations sampled once per so many bytes on average, and runs `body` with their source and
+/// its clock.
 ///
 /// # Errors
 /// One line: why it cannot be run, or its allocations not be recorded, and the next step.
@@ -178,7 +179,7 @@ pub(super) fn with_heap_source<R: Send>(
     }
 }
 
-/// Runs `body` with what reports the allocations of a process that runs.
+/// Runs `body` with a source of the allocations of a running process.
 ///
 /// # Errors
 /// One line: why they cannot be recorded, and the next step.
@@ -204,7 +205,7 @@ pub(super) fn with_probed_heap<R: Send>(
     }
 }
 
-/// Why nothing was recorded of what a program allocates.
+/// Why no allocations of a program were recorded.
 pub(super) fn why_no_allocations(
     program: &std::ffi::OsStr,
     losses: &crate::sources::pushed::AllocationLosses,
@@ -248,7 +249,8 @@ pub(super) fn with_target<R: Send>(
     attach_and_run(process, body)
 }
 
-/// Attaches or launches and runs `body`, which lets the target go before this process is suspended.
+/// Attaches or launches and runs `body`, which releases the target before this process is
+/// suspended.
 #[cfg(target_vendor = "apple")]
 fn attach_and_run<R: Send>(
     process: &Process,
@@ -265,7 +267,7 @@ fn attach_and_run<R: Send>(
     Ok(body(&mut target, &clock))
 }
 
-/// There is no backend for this system: always an error.
+/// Always an error: this system has no backend.
 #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
 fn attach_and_run<R: Send>(
     process: &Process,
@@ -280,7 +282,7 @@ fn attach_and_run<R: Send>(
     Err(Error::new(ErrorKind::System, format!("cannot look at {what}: stackprof works on macOS and Linux")))
 }
 
-/// The id of the one process that has a name.
+/// The id of the only process with this name.
 ///
 /// # Errors
 /// One line: there is none, or there are several, which are listed.
@@ -288,7 +290,7 @@ pub(super) fn process_by_name(name: &str) -> Result<u32> {
     process_name::pid_of(name, processes())
 }
 
-/// The processes that run, but for this one.
+/// Running processes, without this one.
 pub(super) fn processes() -> Vec<process_name::RunningProcess> {
     #[cfg(target_os = "linux")]
     let processes = crate::sources::linux::processes();
@@ -299,25 +301,25 @@ pub(super) fn processes() -> Vec<process_name::RunningProcess> {
     processes
 }
 
-/// How a launched command has ended, whose recording is over; `None` while it runs. With `kill` it is
-/// ended first.
+/// Exit status of a launched command after its recording; `None` while it runs. With `kill` it is
+/// killed first.
 #[cfg(unix)]
 pub(super) fn command_end(pid: u32, kill: bool) -> Option<ExitStatus> {
     use crate::sources::child;
     if kill { child::end_child(pid) } else { child::child_end(pid) }
 }
 
-/// This system has no backend that launches commands.
+/// Always `None`: this system has no backend that launches commands.
 #[cfg(not(unix))]
 pub(super) fn command_end(_pid: u32, _kill: bool) -> Option<ExitStatus> {
     None
 }
 
-/// The user who had sudo or doas run this process as root, where `--as` can run a command as them.
+/// The user who had sudo or doas run this process as root, if `--as` can run a command as them.
 pub(super) fn user_behind_root() -> Option<String> {
     #[cfg(target_os = "linux")]
     if crate::sources::linux::is_root() {
-        // The number replaces a missing name.
+        // The uid replaces a missing name.
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let by_sudo = variable("SUDO_UID").filter(|uid| uid != "0");
         let by_sudo = by_sudo.map(|uid| variable("SUDO_USER").unwrap_or(uid));
@@ -326,7 +328,7 @@ pub(super) fn user_behind_root() -> Option<String> {
     None
 }
 
-/// What keeps a process from running, and the next step; `None` if nothing is known to.
+/// What keeps a process from running, and the next step; `None` if unknown.
 pub(super) fn why_it_stands(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::why_it_stands(pid);
@@ -337,7 +339,7 @@ pub(super) fn why_it_stands(pid: u32) -> Option<String> {
     }
 }
 
-/// Who keeps a process that a recording has just released from running, and the next step.
+/// What keeps a process from running after a recording has released it, and the next step.
 pub(super) fn why_it_stands_again(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::why_it_stands_again(pid);
@@ -359,8 +361,8 @@ pub(super) fn why_it_is_frozen(pid: u32) -> Option<String> {
     }
 }
 
-/// Whether a program gains rights when it is started that this process lacks, so that it cannot be
-/// recorded as it is.
+/// Whether a program gains rights on exec that this process lacks, so that it cannot be recorded as
+/// it is.
 pub(super) fn gains_rights(program: &std::ffi::OsStr) -> bool {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::gains_rights(program);
@@ -371,7 +373,7 @@ pub(super) fn gains_rights(program: &std::ffi::OsStr) -> bool {
     }
 }
 
-/// Memory of this process now.
+/// Current memory of this process.
 pub(super) fn own_memory() -> Memory {
     let (_, peak_bytes) = own_usage();
     #[cfg(target_os = "linux")]
@@ -381,8 +383,8 @@ pub(super) fn own_memory() -> Memory {
     Memory { peak_bytes, private_bytes, file_bytes }
 }
 
-/// CPU time of this process in nanoseconds, and its peak resident memory in bytes; zero
-/// where the system is not known.
+/// CPU time of this process in nanoseconds, and its peak resident memory in bytes; zero on unknown
+/// systems.
 pub(super) fn own_usage() -> (u64, u64) {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::own_usage();

@@ -1,5 +1,5 @@
-//! Numbers as people read them, shared by the summary and the progress line.
-//! Pure functions; none of them rounds "almost all" to 100% or "a few" to 0%.
+//! Formats numbers for people; shared by the summary and the progress line. Pure functions; none of
+//! them rounds "almost all" to 100% or "a few" to 0%.
 
 use crate::escape::escape_line;
 
@@ -40,7 +40,7 @@ pub fn bytes(bytes: u64) -> String {
     }
     let mut unit = "B";
     for larger in UNITS {
-        // As it is written: 1023.96 KiB would be 1024.0.
+        // Limit of the rounded value: 1023.96 KiB would print as 1024.0.
         if value < 1023.95 {
             break;
         }
@@ -73,7 +73,7 @@ pub fn percent(part: u64, whole: u64) -> String {
 }
 
 /// Causes with their counts, the most frequent first: `14 deeper than copied, 5 broken frame chain`.
-/// Causes with a count of zero are left out.
+/// Omits causes with a count of zero.
 #[must_use]
 pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
     let mut counts: Vec<_> = counts.into_iter().filter(|(_, count)| *count > 0).collect();
@@ -81,7 +81,7 @@ pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
     counts.iter().map(|(cause, count)| format!("{count} {cause}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A name with at most `chars_max` characters; where it is longer, its middle is left out.
+/// A name of at most `chars_max` characters; a longer one loses its middle.
 #[must_use]
 pub fn shortened(name: &str, chars_max: usize) -> String {
     let chars: Vec<char> = name.chars().collect();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_exact_at_both_ends() {
+    fn percentages_are_exact_at_both_ends() {
         for (part, whole, text) in [
             (0, 10, "0%"),
             (10, 10, "100%"),

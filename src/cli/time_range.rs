@@ -1,4 +1,4 @@
-//! A time range of a profile that was read, or why there is none.
+//! Selects a time range of a saved profile.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use super::text::duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::Saved;
 
-/// Formats that keep the times of samples and can be read again.
+/// Readable formats that store the times of samples.
 const FORMATS_WITH_TIMES: &str = ".otlp.gz";
 
-/// The samples of a range of times, nanoseconds since the recording began. `option`: the one with its beginning;
+/// The samples of a time range, nanoseconds since the recording began. `option`: the option with its start;
 /// `name`: of the profile in messages.
 ///
 /// # Errors

@@ -1,10 +1,11 @@
-//! What the timeline kept of the times of samples, for the summary; nothing if each has its own.
+//! Resolution of sample times in the timeline, for the summary; empty if each sample has its own
+//! time.
 
 use super::text::{duration, plural};
 use crate::recording::Timeline;
 use crate::recording::timeline::Detail;
 
-/// The line, by cause; `None` if all is kept.
+/// The line, by cause; `None` if all times are kept.
 #[must_use]
 pub fn summary_line(timeline: &Timeline, hz: u32) -> Option<String> {
     let mut causes = Vec::new();
@@ -28,7 +29,7 @@ pub fn summary_line(timeline: &Timeline, hz: u32) -> Option<String> {
     (!causes.is_empty()).then(|| format!("{}: {why}", causes.join(", ")))
 }
 
-/// A size as the option takes it.
+/// A size in the syntax of the option.
 fn size(bytes: usize) -> String {
     match bytes {
         _ if bytes.is_multiple_of(1 << 30) => format!("{}G", bytes >> 30),
@@ -48,7 +49,7 @@ mod tests {
         TimedSample { at_ns, node, weight_ns: 1_000_000, cpu: None }
     }
 
-    /// A thread that has another stack at each of its samples, in so much memory.
+    /// A thread with a different stack at each sample, in this much memory.
     fn timeline(memory_bytes: usize, samples: u64) -> Timeline {
         let mut timeline = Timeline::new(0, 1000, memory_bytes);
         let thread = timeline.add_thread(1, 1, 0, true);
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_as_the_option_takes_them() {
+    fn sizes_use_the_syntax_of_the_option() {
         assert_eq!([64 << 20, 65 << 10, 2 << 30, 100_001].map(size), ["64M", "65K", "2G", "100001"]);
     }
 }

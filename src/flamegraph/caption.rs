@@ -1,23 +1,23 @@
-//! Heading and subtitle of a flame graph: what was recorded, and what of it is missing.
+//! Heading and subtitle of a flame graph: what was recorded, and what is missing.
 
-/// What heading and subtitle tell of a recording; `None` is not told.
+/// Facts about a recording for heading and subtitle; `None` is unknown.
 #[derive(Clone, Copy, Debug)]
 pub struct Caption<'a> {
     /// Name of the process, or of several.
     pub process: &'a str,
     /// Process id.
     pub pid: Option<u32>,
-    /// Ticks per second that were asked for.
+    /// Requested ticks per second.
     pub hz_requested: Option<u32>,
-    /// Ticks that happened, where enough were counted for a rate.
+    /// Ticks that happened, if enough were counted for a rate.
     pub ticks: Option<u64>,
     /// Length of the recording, nanoseconds.
     pub duration_ns: Option<u64>,
-    /// What is in the graph (`9970 samples`).
+    /// The content of the graph (`9970 samples`).
     pub counted: &'a str,
-    /// Samples that are not in it.
+    /// Samples missing from it.
     pub lost: u64,
-    /// Stacks that were not walked to their thread's root.
+    /// Incomplete stacks: not walked to their thread's root.
     pub incomplete: u64,
 }
 

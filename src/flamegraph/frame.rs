@@ -1,21 +1,20 @@
-//! What a flame graph is drawn of: frames with their weights.
+//! Input of a flame graph: frames with their weights.
 
-/// A frame at its place in the tree. A list of them in pre-order is a tree: each is
-/// followed by what it calls, one deeper than itself.
+/// A frame at its place in the tree. A list of them in pre-order is a tree: each is followed by its
+/// callees, which are one deeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Frames below it; 0 for the outermost one.
+    /// Distance from the outermost frame, which has 0.
     pub depth: u32,
-    /// What is shown.
+    /// The displayed name.
     pub name: &'a str,
-    /// Samples in the profile that is compared with, those of all that it calls included; 0
-    /// where nothing is compared.
+    /// Total samples in the baseline profile; 0 without a comparison.
     pub base: u64,
-    /// Samples, those of all that it calls included.
+    /// Total samples in the profile.
     pub new: u64,
 }
 
-/// What a comparison takes for equal.
+/// The quantity that a comparison treats as equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
     /// Equal numbers of samples: two runs of the same work.

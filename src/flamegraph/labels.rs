@@ -1,10 +1,10 @@
-//! What stands in and on the frames: inferno draws frames that are called by their number,
-//! and this writer puts names and tooltips where it finds the numbers.
+//! Labels of the frames: inferno draws frames named by numbers, and this writer replaces the
+//! numbers with names and tooltips.
 //!
-//! inferno colours by name, reads `worker 12` as two counts and `# x` as a remark, merges
-//! only neighbours, and knows no tooltip with two profiles. Numbers have none of these
-//! troubles. Input: the bytes of its file. Output: the same with `<title>` and `<text>` of
-//! each frame written anew, and style rules of ours after its own.
+//! inferno colors by name, parses `worker 12` as two counts and `# x` as a comment, merges only
+//! neighbors, and has no tooltip for two profiles. Numbers avoid these problems. Input: the bytes
+//! of its file. Output: the same with new `<title>` and `<text>` elements for each frame, and our
+//! style rules after its own.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -13,33 +13,33 @@ use super::frame::{Compared, Frame};
 use super::layout::{FrameBox, Picture};
 use crate::escape::escape_line;
 
-/// Inferno's width of the picture without the margins it is drawn with, and of a character.
+/// Inferno's width of the picture without margins, and of a character.
 const PICTURE_PX: f64 = 1200.0;
 const CHARACTER_PX: f64 = 12.0 * 0.59;
 
-/// What inferno calls the frame that is not there: the part of `all` on which nothing stands.
+/// Inferno's name for the dummy frame: the uncovered part of `all`.
 pub(super) const NOTHING: &str = "nothing";
 
 /// The parts of inferno's page that `page.js` moves.
 const PARTS: [&str; 6] = ["title", "subtitle", "details", "unzoom", "search", "matched"];
 
-/// What is added to inferno's script.
+/// Code added to inferno's script.
 const SCRIPT: &str =
     concat!("<script type=\"text/ecmascript\"><![CDATA[\n", include_str!("page.js"), "]]></script>");
 
-/// A frame in inferno's file.
+/// Start of a frame in inferno's file.
 const OPEN: &str = "<g>";
 const CLOSE: &str = "</g>";
 
-/// Writes inferno's bytes on with labels of `picture`.
+/// Forwards inferno's bytes with labels of `picture`.
 pub(super) struct Labels<'a, W> {
     out: W,
     picture: &'a Picture<'a>,
     compared: Option<Compared>,
-    /// What is counted, in the plural.
+    /// Unit of the counts, in the plural.
     unit: &'a str,
     style: &'static str,
-    /// Bytes that do not end a frame yet.
+    /// Bytes after the last complete frame.
     pending: Vec<u8>,
     /// How much of it has been searched for the end of a frame.
     searched: usize,
@@ -57,13 +57,13 @@ impl<'a, W: Write> Labels<'a, W> {
         Labels { out, picture, compared, unit, style, pending: Vec::new(), searched: 0, styled: false }
     }
 
-    /// Writes what comes after the last frame.
+    /// Writes the bytes after the last frame.
     pub(super) fn finish(mut self) -> io::Result<()> {
         self.out.write_all(&self.pending)?;
         self.out.flush()
     }
 
-    /// One frame, and whatever came before it.
+    /// Writes one frame, and the bytes before it.
     fn relabel(&mut self, piece: &str) -> io::Result<()> {
         let (before, frame) = piece.rsplit_once(OPEN).ok_or_else(unexpected)?;
         if self.styled {
@@ -94,8 +94,8 @@ impl<'a, W: Write> Labels<'a, W> {
         write!(self.out, "<text{attributes}>{}</text>{CLOSE}", in_xml(&label))
     }
 
-    /// The tooltip of a frame. What stands in the last pair of parentheses is not part of the
-    /// name for inferno's script, so there are no others in it.
+    /// The tooltip of a frame. Inferno's script strips the last pair of parentheses from the name,
+    /// so there are no others in it.
     fn tooltip(&self, shown: &FrameBox<'_>) -> String {
         let Frame { name, base, new, .. } = shown.node;
         let figures = match self.compared {
@@ -114,7 +114,7 @@ impl<'a, W: Write> Labels<'a, W> {
     }
 
     /// `base 120 samples, 12.00%; new 150 samples, 15.00%; +25.0%`: the last is the frame's own
-    /// change, of its share where shares are compared.
+    /// change, or that of its share if shares are compared.
     fn change(&self, base: u64, new: u64, compared: Compared) -> String {
         let (base_percent, new_percent) = (percent(base, self.picture.base), percent(new, self.picture.new));
         let side = |name, count, percent| format!("{name} {}, {percent:.2}%", counted(count, self.unit));
@@ -134,7 +134,7 @@ impl<'a, W: Write> Labels<'a, W> {
 impl<W: Write> Write for Labels<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.pending.extend_from_slice(bytes);
-        // An end may have begun in what was searched before.
+        // The end marker may start in the searched part.
         let from = self.searched.saturating_sub(CLOSE.len());
         let tail = self.pending.get(from..).unwrap_or_default();
         let found = tail.windows(CLOSE.len()).position(|window| window == CLOSE.as_bytes());
@@ -155,12 +155,12 @@ impl<W: Write> Write for Labels<'_, W> {
     }
 }
 
-/// A release of inferno that writes frames in another way; tests see it first.
+/// A release of inferno with another output format; tests notice it first.
 fn unexpected() -> io::Error {
     io::Error::other("inferno wrote a frame in a form that is not known here")
 }
 
-/// What stands before, in and after an element.
+/// Splits text into the parts before, in and after an element.
 fn element<'t>(text: &'t str, open: &str, close: &str) -> Option<(&'t str, &'t str, &'t str)> {
     let (before, rest) = text.split_once(open)?;
     let (inside, after) = rest.split_once(close)?;
@@ -171,7 +171,7 @@ fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
-/// `1 sample`, `9,970 samples`, by what is counted.
+/// `1 sample`, `9,970 samples`, with the unit.
 fn counted(count: u64, unit: &str) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() * 2);
@@ -187,8 +187,8 @@ fn counted(count: u64, unit: &str) -> String {
     format!("{text} {unit}")
 }
 
-/// The end of a name, as much as the frame has room for at inferno's width: what viewers
-/// show that run no script. The end tells more than the start, which is a path of modules.
+/// The end of a name, as much as fits into the frame at inferno's width, for viewers without
+/// scripts. The end is more informative than the start, which is a path of modules.
 fn fitting<'t>(shown: &FrameBox<'t>, whole: u64) -> Cow<'t, str> {
     let px = PICTURE_PX * shown.width as f64 / whole.max(1) as f64 - 3.0;
     let room = (px / CHARACTER_PX).max(0.0) as usize;
@@ -206,7 +206,7 @@ fn fitting<'t>(shown: &FrameBox<'t>, whole: u64) -> Cow<'t, str> {
     }))
 }
 
-/// The text as content of an element; what XML 1.0 cannot hold is escaped already.
+/// The text escaped as element content; characters that XML 1.0 forbids are already escaped.
 fn in_xml(text: &str) -> Cow<'_, str> {
     if !text.contains(['&', '<', '>']) {
         return Cow::Borrowed(text);
@@ -218,7 +218,7 @@ fn in_xml(text: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    /// What comes before the first frame, as far as it is looked at.
+    /// The part before the first frame, as far as it is parsed.
     fn head() -> String {
         "<style>x</style>".to_owned() + &PARTS.map(|part| format!("<text id=\"{part}\"/>")).concat()
     }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_another_form_is_an_error_and_not_a_wrong_picture() {
+    fn an_unexpected_frame_is_an_error_and_not_a_wrong_picture() {
         let picture = super::super::layout::lay_out(&[], 0, 0.0);
         let all = "<g><title>all (1 s)</title><rect/><text>all</text></g>";
         let head = head();
@@ -246,7 +246,7 @@ mod tests {
             (format!("{head}{all}"), true),
             ("<g>x</g>".to_owned(), false),
             (format!("{head}<g><title>7 (1 s)</title><rect/><text>7</text></g>"), false),
-            // A part that the script would look for in vain.
+            // Lacks a part that the script looks up.
             (format!("{}{all}", head.replace("unzoom", "reset")), false),
         ] {
             let mut labels = Labels::new(Vec::new(), &picture, None, "samples", "");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_any_size_make_the_same_file() {
+    fn writes_of_any_size_produce_the_same_file() {
         let nodes = [Frame { depth: 0, name: "é<b>", base: 0, new: 3 }];
         let picture = super::super::layout::lay_out(&nodes, 3, 0.0);
         let head = head();

@@ -1,61 +1,60 @@
-//! From a tree of weighed frames to the boxes that are drawn: widths, and what is left out.
+//! Lays out a tree of weighted frames: widths of the boxes, and which frames are left out.
 //!
-//! Input: [`Frame`]s in pre-order. Output: a [`Picture`]. What is too narrow is left out here,
-//! before any drawing, so that the cost of a graph is that of its picture; its weight stays
-//! with the frames below it, whose figures do not change. No colours, no text.
+//! Input: [`Frame`]s in pre-order. Output: a [`Picture`]. Narrow frames are left out before
+//! drawing, so that the cost of a graph is that of its picture; their weight stays with their
+//! callers, and figures do not change. No colors, no text.
 
 use super::frame::{Compared, Frame};
 
-/// Most frames that are drawn. With inferno's script a browser takes about a second to open
-/// so many and seven to open 50,000; a graph that has more is drawn from a larger width on,
-/// which the subtitle says.
+/// Most frames that are drawn. With inferno's script, a browser takes about a second to open that
+/// many and seven to open 50,000; for a graph with more, the minimum width is raised, which the
+/// subtitle says.
 pub const FRAMES_DRAWN_MAX: usize = 10_000;
 
-/// Most levels that are drawn: pictures higher than 32,768 pixels are cut off by browsers
-/// when they are saved. Deeper frames are counted in their callers.
+/// Most levels that are drawn: browsers cut off pictures higher than 32,768 pixels when they are
+/// saved. Deeper frames are counted in their callers.
 pub const LEVELS_DRAWN_MAX: u32 = 2_000;
 
-/// Most frames of all the paths that are handed on: a path names all its frames again.
+/// Most frames in all output paths: each path repeats all its frames.
 const PATH_FRAMES_MAX: u64 = 4 << 20;
 
-/// Widths are whole numbers up to here where they are not samples: what a browser's
-/// numbers hold exactly.
+/// Upper limit of widths that are not samples: a browser represents integers up to here exactly.
 const SCALE: u64 = 1 << 52;
 
-/// A frame that is drawn.
+/// A drawn frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct FrameBox<'a> {
     pub(super) node: Frame<'a>,
-    /// Index of the frame below it, its caller; `None` for those that stand on `all`.
+    /// Index of its caller; `None` for the outermost frames, on top of `all`.
     pub(super) parent: Option<usize>,
     pub(super) width: u64,
-    /// The part of the width on which no drawn frame stands.
+    /// The part of the width that no drawn callee covers.
     pub(super) bare: u64,
-    /// The part of the width that is the function's own work.
+    /// The part of the width that is the function's self time.
     pub(super) own: u64,
 }
 
-/// What is drawn.
+/// The layout of a picture.
 #[derive(Debug)]
 pub(super) struct Picture<'a> {
-    /// The frames, callers before what they call.
+    /// The frames, callers before callees.
     pub(super) frames: Vec<FrameBox<'a>>,
     /// Width of the whole picture.
     pub(super) width: u64,
-    /// The part of the width on which no drawn frame stands at all.
+    /// The part of the width that no drawn frame covers.
     pub(super) bare: u64,
-    /// Samples of the whole, before and after.
+    /// Total samples, before and after.
     pub(super) base: u64,
     pub(super) new: u64,
-    /// Percent of the width from which on frames are drawn, if it is not what was asked for.
+    /// Minimum width of drawn frames, percent, if it was raised above the requested one.
     pub(super) raised_to_percent: Option<f64>,
-    /// Deeper levels were left out.
+    /// Whether deeper levels were left out.
     pub(super) too_deep: bool,
 }
 
-/// Lays out `nodes`: those of at least `min_width_percent` of the `total` samples.
+/// Lays out the `nodes` with at least `min_width_percent` of the `total` samples.
 pub(super) fn lay_out<'a>(nodes: &[Frame<'a>], total: u64, min_width_percent: f64) -> Picture<'a> {
-    // Never less than what stands on it.
+    // At least the sum of the outermost frames.
     let new = total.max(samples_of_roots(nodes).1);
     let measure = Measure::new(None, 0, new);
     let mut widths = Widths::of(nodes, &measure);
@@ -63,8 +62,8 @@ pub(super) fn lay_out<'a>(nodes: &[Frame<'a>], total: u64, min_width_percent: f6
     arrange(nodes, &widths, (0, new), min_width_percent)
 }
 
-/// Lays out the nodes of a comparison: those of at least `min_width_percent` of the whole,
-/// which is what they add up to.
+/// Lays out the nodes of a comparison with at least `min_width_percent` of the whole, which is
+/// their sum.
 pub(super) fn lay_out_compared<'a>(
     nodes: &[Frame<'a>],
     compared: Compared,
@@ -100,7 +99,7 @@ fn arrange<'a>(
         raised_to_percent: (least > asked).then(|| 100.0 * least as f64 / widths.total as f64),
         too_deep: false,
     };
-    // The frames that are open at a place of the list, by depth; `None` where one is left out.
+    // The path to the current frame, by depth; `None` for a frame that is left out.
     let mut open: Vec<Option<usize>> = Vec::new();
     for (node, (&width, &own)) in nodes.iter().zip(widths.of_node.iter().zip(&widths.own)) {
         open.truncate(node.depth as usize);
@@ -122,7 +121,7 @@ fn arrange<'a>(
     picture
 }
 
-/// How samples become widths.
+/// Conversion of samples to widths.
 struct Measure {
     base_total: u64,
     new_total: u64,
@@ -142,7 +141,7 @@ impl Measure {
         }
     }
 
-    /// Rounded down, so that what stands on a frame is never wider than the frame.
+    /// Rounded down, so that callees are never wider than their caller.
     fn width(&self, base: u64, new: u64) -> u64 {
         let part = |samples: u64, total: u64| {
             let part = u128::from(samples) * u128::from(self.full) / u128::from(total.max(1));
@@ -176,8 +175,8 @@ impl Widths {
     }
 }
 
-/// The width from which on frames are drawn: what was asked for, or more where that would
-/// be more frames than [`FRAMES_DRAWN_MAX`] or longer paths than [`PATH_FRAMES_MAX`].
+/// Minimum width of drawn frames: the requested one, or more if that would exceed
+/// [`FRAMES_DRAWN_MAX`] frames or [`PATH_FRAMES_MAX`] in all paths.
 fn least_width(nodes: &[Frame<'_>], widths: &Widths, asked: u64) -> u64 {
     let wide = nodes.iter().zip(&widths.of_node).filter(|(_, width)| **width >= asked);
     let mut wide: Vec<(u64, u32)> = wide.map(|(node, &width)| (width, node.depth)).collect();
@@ -193,7 +192,8 @@ fn least_width(nodes: &[Frame<'_>], widths: &Widths, asked: u64) -> u64 {
         path_frames <= PATH_FRAMES_MAX
     });
     let fitting = fits.count();
-    // Of frames with the same width all are drawn or none; those of the full width always.
+    // Frames with the same width are drawn together or not at all; those with the full width
+    // always.
     let first_out = wide.get(fitting).map_or(0, |(width, _)| *width);
     (first_out + 1).min(widths.total).max(asked)
 }

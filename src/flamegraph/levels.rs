@@ -1,20 +1,21 @@
-//! Where a tall picture is thin: how many of its outermost levels hold hardly any samples.
+//! Detects thin pictures: how many of the outermost levels hold hardly any samples.
 //!
-//! Input: the boxes that are drawn. Output: words for the subtitle, or none where the picture
-//! fits a window or is not thin.
+//! Input: the drawn boxes. Output: text for the subtitle, or none if the picture fits a window or
+//! is not thin.
 
 use super::layout::Picture;
 
-/// About as many levels as a window shows at once.
+/// Number of levels that a window shows at once, approximately.
 const LEVELS_SEEN: usize = 40;
 
-/// As many thin levels are worth a word.
+/// Least number of thin levels that are reported.
 const THIN_LEVELS_MIN: usize = 20;
 
-/// Levels are thin that hold no more than this part of the picture's width together.
+/// Levels are thin if together they have at most this part of the picture's width.
 const THIN_SHARE: f64 = 0.05;
 
-/// `upper 151 of 250 levels: 4.9% of samples`: what is seen far from the root are few samples.
+/// `upper 151 of 250 levels: 4.9% of samples`: the visible levels far from the root have few
+/// samples.
 pub(super) fn thin(picture: &Picture<'_>, inverted: bool, unit: &str) -> Option<String> {
     let mut widths: Vec<u64> = Vec::new();
     for shown in &picture.frames {
@@ -26,7 +27,7 @@ pub(super) fn thin(picture: &Picture<'_>, inverted: bool, unit: &str) -> Option<
         *width = width.saturating_add(shown.width);
     }
     let share = |width: u64| width as f64 / picture.width.max(1) as f64;
-    // A level is never wider than the one that it stands on.
+    // A level is never wider than that of its callers.
     let thick = widths.iter().take_while(|width| share(**width) > THIN_SHARE).count();
     let thin = widths.len() - thick;
     if widths.len() <= LEVELS_SEEN || thin < THIN_LEVELS_MIN {
@@ -42,7 +43,7 @@ mod tests {
     use super::super::{Frame, layout};
     use super::*;
 
-    /// A stack of `levels` frames, of which all after the first `thick` have one sample of `all`.
+    /// A stack of `levels` frames; all after the first `thick` have one sample of `all`.
     fn spike(levels: u32, thick: u32, all: u64) -> Vec<Frame<'static>> {
         let weight = |depth| if depth < thick { all } else { 1 };
         (0..levels).map(|depth| Frame { depth, name: "f", base: 0, new: weight(depth) }).collect()
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn thin_levels_of_a_tall_picture_are_told() {
+    fn thin_levels_of_a_tall_picture_are_reported() {
         let upper = said(250, 99, 40, false);
         assert_eq!(upper.as_deref(), Some("upper 151 of 250 levels: 2.5% of samples"));
         let lower = said(250, 99, 40, true);
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn low_and_thick_pictures_say_nothing() {
+    fn low_and_thick_pictures_report_nothing() {
         assert_eq!(said(40, 2, 40, false), None, "it fits a window");
         assert_eq!(said(250, 231, 40, false), None, "only a few levels");
         assert_eq!(said(250, 99, 10, false), None, "a tenth of the samples");

@@ -1,10 +1,10 @@
-//! The flame graph: weighed frames in, one interactive SVG file out, drawn by inferno.
+//! The flame graph: weighted frames in, one interactive SVG file out, drawn by inferno.
 //!
-//! Same input, same bytes: colours come from names and weights, the order from the caller.
-//! Frames that are too narrow are left out before anything is drawn (`layout.rs`); inferno
-//! draws numbered frames, and `labels.rs` puts names and tooltips in their place. `page.js` keeps
-//! the heading in the window and opens the page at the root; `levels.rs` says where it is thin.
-//! Not for empty profiles: the caller reports those as "nothing was sampled".
+//! Same input, same bytes: colors come from names and weights, the order from the caller. Frames
+//! that are too narrow are left out before drawing (`layout.rs`); inferno draws numbered frames,
+//! and `labels.rs` replaces the numbers with names and tooltips. `page.js` keeps the heading in the
+//! window and opens the page at the root; `levels.rs` reports where it is thin. Not for empty
+//! profiles: the caller reports those as "nothing was sampled".
 
 mod caption;
 mod frame;
@@ -27,50 +27,49 @@ pub use layout::{FRAMES_DRAWN_MAX, LEVELS_DRAWN_MAX};
 use layout::{FrameBox, Picture};
 pub use palette::Colors;
 
-/// How the graph is drawn.
+/// Appearance of the graph.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     /// The heading.
     pub title: String,
-    /// The line under it.
+    /// The line under the heading.
     pub subtitle: String,
-    /// What is counted, in the plural (`bytes`); empty for samples.
+    /// Unit of the counts, in the plural (`bytes`); empty for samples.
     pub unit: String,
     /// Frames narrower than this percentage of the whole are left out.
     pub min_width_percent: f64,
-    /// The colours of the frames.
+    /// Frame colors.
     pub colors: Colors,
     /// Light text on a dark page.
     pub dark: bool,
-    /// What stacks begin with stands at the top (an icicle graph), not at the bottom.
+    /// Root at the top (an icicle graph), not at the bottom.
     pub inverted: bool,
 }
 
-/// Writes the flame graph of `nodes`, in pre-order. `total` is the samples of the whole
-/// profile: `nodes` may lack what is too light to be seen, outermost frames included.
+/// Writes the flame graph of `nodes`, in pre-order. `total` is the samples of the whole profile:
+/// `nodes` may lack frames too light to be seen, even outermost ones.
 ///
 /// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for an empty profile.
+/// The errors of the writer, and [`io::ErrorKind::InvalidData`] for an empty profile.
 pub fn write(graph: &Graph, nodes: &[Frame<'_>], total: u64, out: impl Write) -> io::Result<()> {
     draw(graph, &layout::lay_out(nodes, total, graph.min_width_percent), None, out)
 }
 
-/// Writes the differential flame graph of `nodes`, in pre-order: each frame is as wide as
-/// before and after on average (so frames of one side are there, half as wide, and
-/// frames of equal work stand on one another without gaps) and has the colour of the
-/// change of its samples, those of all that it calls included.
+/// Writes the differential flame graph of `nodes`, in pre-order. Each frame's width is the average
+/// of before and after (so frames of one side are drawn at half their width, and frames of equal
+/// work stack without gaps); its color shows the change of its total samples.
 ///
 /// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for two empty profiles.
+/// The errors of the writer, and [`io::ErrorKind::InvalidData`] for two empty profiles.
 pub fn write_diff(graph: &Graph, compared: Compared, nodes: &[Frame<'_>], out: impl Write) -> io::Result<()> {
     let picture = layout::lay_out_compared(nodes, compared, graph.min_width_percent);
     draw(graph, &picture, Some(compared), out)
 }
 
-/// Writes a picture without frames: heading and caption. Of a heap profile it is a good result that nothing is in use.
+/// Writes a picture without frames: heading and caption. A heap profile with nothing in use is a good result.
 ///
 /// # Errors
-/// What the writer reports.
+/// The errors of the writer.
 pub fn write_empty(graph: &Graph, mut out: impl Write) -> io::Result<()> {
     let page = palette::page(graph.dark);
     let text = |text: &str| quick_xml::escape::escape(escape_line(text).into_owned()).into_owned();
@@ -100,10 +99,10 @@ fn draw(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>, out: i
     options.direction = if graph.inverted { Direction::Inverted } else { Direction::Straight };
     options.bgcolors = Some(BackgroundColor::Flat(page.background));
     options.palette_map = Some(&mut palette);
-    // The narrow ones are left out already.
+    // Narrow frames have already been removed.
     options.min_width = 0.0;
-    // The only mode in which inferno keeps the order it is given. In it, it reads from the
-    // last line to the first.
+    // The only mode in which inferno keeps the given order. In this mode, it reads from the last
+    // line to the first.
     options.flame_chart = true;
     let text = paths(picture);
     let mut labels = Labels::new(out, picture, compared, unit(graph), page.style);
@@ -115,7 +114,7 @@ fn unit(graph: &Graph) -> &str {
     if graph.unit.is_empty() { "samples" } else { &graph.unit }
 }
 
-/// The subtitle, with what the colours mean and what was left out.
+/// The subtitle, with the legend of the colors and what was left out.
 fn subtitle(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>) -> String {
     let mut parts = vec![graph.subtitle.clone()];
     if let Some(compared) = compared {
@@ -139,7 +138,7 @@ fn subtitle(graph: &Graph, picture: &Picture<'_>, compared: Option<Compared>) ->
     parts.join(" · ")
 }
 
-/// Every frame's colour, by its number.
+/// Colors of the frames, by number.
 fn palette(picture: &Picture<'_>, colors: Colors, compared: Option<Compared>) -> PaletteMap {
     let mut palette = PaletteMap::default();
     palette.insert("", palette::ALL);
@@ -153,7 +152,7 @@ fn palette(picture: &Picture<'_>, colors: Colors, compared: Option<Compared>) ->
     palette
 }
 
-/// How much a frame grew, from -1 (gone) over 0 (unchanged) to 1 (new).
+/// Growth of a frame, from -1 (gone) over 0 (unchanged) to 1 (new).
 fn change(picture: &Picture<'_>, shown: &FrameBox<'_>, compared: Compared) -> f64 {
     let (mut base, mut new) = (shown.node.base as f64, shown.node.new as f64);
     if compared == Compared::Shares && picture.base > 0 && picture.new > 0 {
@@ -163,9 +162,9 @@ fn change(picture: &Picture<'_>, shown: &FrameBox<'_>, compared: Compared) -> f6
     if base + new > 0.0 { (new - base) / (new + base) } else { 0.0 }
 }
 
-/// The lines that inferno reads: for each frame with a part on which nothing stands the
-/// numbers of the frames that lead to it, and the width of that part. Where nothing stands on
-/// `all`, inferno is given a frame that is then not written.
+/// The input lines of inferno: for each frame that its drawn callees do not cover, the numbers of
+/// its path and the uncovered width. An uncovered part of `all` becomes a dummy frame that is not
+/// written.
 fn paths(picture: &Picture<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut path: Vec<usize> = Vec::new();

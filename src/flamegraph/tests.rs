@@ -45,7 +45,7 @@ fn frames(svg: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_frame_is_one_box_even_between_siblings_that_sort_into_it() {
+fn a_frame_stays_one_box_with_siblings_sorting_into_it() {
     let svg = draw(&graph(), &[("p;a", 1), ("p;a;c", 3), ("p;a b;c", 4), ("p;a::b", 2)]);
     assert_eq!(
         frames(&svg),
@@ -62,7 +62,7 @@ fn a_frame_is_one_box_even_between_siblings_that_sort_into_it() {
 }
 
 #[test]
-fn names_that_look_like_counts_or_remarks_are_drawn() {
+fn names_like_counts_or_comments_are_drawn() {
     let svg =
         draw(&graph(), &[("worker 12", 1), ("# x;a", 2), ("#  7", 3), ("-;--;_[k]", 4), ("v 1.5;v 1.5", 5)]);
     let frames = frames(&svg).join("\n");
@@ -97,7 +97,7 @@ fn same_input_same_bytes() {
 }
 
 #[test]
-fn narrow_frames_are_left_out_and_change_no_figure() {
+fn narrow_frames_are_omitted_without_changing_figures() {
     let mut graph = graph();
     graph.min_width_percent = 10.0;
     let lines =
@@ -115,7 +115,7 @@ fn narrow_frames_are_left_out_and_change_no_figure() {
 }
 
 #[test]
-fn outermost_frames_that_are_left_out_belong_to_the_whole() {
+fn omitted_outermost_frames_count_in_the_total() {
     let written = |nodes: &[Frame<'_>]| {
         let mut out = Vec::new();
         write(&graph(), nodes, 30, &mut out).expect("drawn");
@@ -126,7 +126,7 @@ fn outermost_frames_that_are_left_out_belong_to_the_whole() {
 }
 
 #[test]
-fn other_things_than_samples_can_be_counted() {
+fn other_units_than_samples_are_supported() {
     let svg = draw(&Graph { unit: "bytes".into(), ..graph() }, &[("p;a", 1), ("p;b", 1023)]);
     assert_eq!(
         frames(&svg)[1..],
@@ -163,7 +163,7 @@ fn diff(graph: &Graph, by: Compared, nodes: &[Frame<'_>]) -> String {
     String::from_utf8(out).expect("UTF-8")
 }
 
-/// What stands in an attribute of the box with a tooltip that begins with `name`.
+/// Value of an attribute of the box with a tooltip that begins with `name`.
 fn attribute(svg: &str, name: &str, attribute: &str) -> String {
     let frame = svg.split("<title>").find(|frame| frame.starts_with(&format!("{name} ("))).expect("drawn");
     let value = frame.split(&format!(" {attribute}=\"")).nth(1).expect("an attribute");
@@ -194,7 +194,7 @@ fn a_comparison_shows_both_sides_of_every_frame() {
             "same (base 100 samples, 50.00%; new 100 samples, 55.56%; +0.0%)",
         ]
     );
-    // As wide as both together: siblings fill what they stand on.
+    // The sum of both sides: callees fill their caller.
     for (name, width) in [("p", "380"), ("same", "200"), ("gone", "40"), ("more", "135"), ("born", "5")] {
         assert_eq!(attribute(&svg, name, "fg:w"), width, "{name}");
     }
@@ -202,7 +202,7 @@ fn a_comparison_shows_both_sides_of_every_frame() {
 }
 
 #[test]
-fn every_frame_has_the_colour_of_its_own_change() {
+fn the_color_shows_each_frames_own_change() {
     for colors in [Colors::Hot, Colors::BlueOrange] {
         let svg = diff(&Graph { colors, ..graph() }, Compared::Counts, &compared());
         let warm = |(r, _, b): (u8, u8, u8)| i32::from(r) - i32::from(b);
@@ -229,7 +229,7 @@ fn shares_compare_recordings_of_different_length() {
     let width = |name| attribute(&svg, name, "width");
     assert_eq!((width("a").as_str(), width("b").as_str()), ("50.0000%", "37.5000%"));
     assert_eq!(fill(&svg, "a"), fill(&svg, "p"));
-    // One side is empty: nothing to take shares of.
+    // One side is empty: there is no total for shares.
     let only_new = [node(0, "p", 0, 7)];
     assert!(diff(&graph(), Compared::Shares, &only_new).contains("only in new"));
 }
@@ -245,7 +245,7 @@ fn counts_near_the_end_of_64_bits_are_drawn() {
 }
 
 #[test]
-fn too_many_frames_are_drawn_from_a_larger_width_on() {
+fn too_many_frames_raise_the_minimum_width() {
     let names: Vec<String> = (0..FRAMES_DRAWN_MAX + 500).map(|n| format!("f{n}")).collect();
     let mut nodes = vec![node(0, "p", 0, 10 * names.len() as u64)];
     let weight = |index: usize| if index < 600 { 5 } else { 10 };
@@ -256,7 +256,7 @@ fn too_many_frames_are_drawn_from_a_larger_width_on() {
 }
 
 #[test]
-fn stacks_of_any_depth_are_drawn_as_far_as_a_page_reaches() {
+fn deep_stacks_are_drawn_up_to_the_height_limit() {
     let nodes: Vec<Frame<'_>> = (0..100_000).map(|depth| node(depth, "f", 0, 3)).collect();
     let svg = drawn(&graph(), &nodes);
     assert_eq!(frames(&svg).len(), 1 + LEVELS_DRAWN_MAX as usize);
@@ -284,7 +284,7 @@ fn a_dark_page_has_light_text() {
 }
 
 #[test]
-fn a_picture_of_nothing_has_its_heading() {
+fn an_empty_picture_has_its_heading() {
     let graph = Graph { title: "a<b".to_owned(), subtitle: "0 B in use".to_owned(), ..Graph::default() };
     let mut out = Vec::new();
     write_empty(&graph, &mut out).expect("it is written");

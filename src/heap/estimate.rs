@@ -1,33 +1,33 @@
-//! A sum of weights, and how far it may be from the truth.
+//! A sum of weights, and its sampling error.
 //!
-//! The variance is the one of Horvitz and Thompson for independent choices: Σ w²(1 − p). The interval is that of Fay and Feuer
-//! (1997) for weighted Poisson counts, by quantiles of the gamma distribution: it holds for a handful of samples, and for
-//! none, where a normal one would claim to be certain.
+//! The variance is that of Horvitz and Thompson for independent choices: Σ w²(1 − p). The interval is that of Fay and
+//! Feuer (1997) for weighted Poisson counts, by quantiles of the gamma distribution: it holds for a handful of samples,
+//! and for none, where a normal one would have zero width.
 
 use super::rate::{OBJECT_FRACTIONS, SamplingRate, Weight};
 
-/// The quantile of 98.5 % of the normal distribution, more than that of 97.5 % (1.96): the variance is an estimate, too, and by
-/// that quantile intervals of sums of many weights hold in 95 % just about (`intervals_hold_for_few_samples`).
+/// The 98.5 % quantile of the normal distribution, above that of 97.5 % (1.96): the variance is also an estimate, and
+/// with this quantile, intervals of sums of many weights just about reach 95 % (`intervals_hold_for_few_samples`).
 const Z: f64 = 2.17;
 
-/// Bytes or allocations, estimated of samples.
+/// Bytes or allocations, estimated from samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
     /// The sum of weights.
     pub value: f64,
     /// Its variance.
     pub variance: f64,
-    /// What an allocation may stand for of which there is no sample.
+    /// Largest weight that one more sample could have.
     unseen: f64,
 }
 
 impl Estimate {
     pub(super) fn new(value: f64, variance: f64, unseen: f64) -> Estimate {
-        // Sums of which parts were taken away again may end a little below 0.
+        // After subtractions, sums may end slightly below 0.
         Estimate { value, variance: variance.max(0.0), unseen }
     }
 
-    /// Adds what was sampled independently.
+    /// Adds an independently sampled estimate.
     pub fn add(&mut self, other: Estimate) {
         self.value += other.value;
         self.variance += other.variance;
@@ -40,8 +40,8 @@ impl Estimate {
         self.variance.sqrt()
     }
 
-    /// The two ends between which the true value is with 95 % probability. The upper end has room for one more weight: the
-    /// largest that a sample can have (Fay and Feuer, 1997, equation 4).
+    /// The 95 % confidence interval. The upper end has room for one more weight: the largest that a sample can have
+    /// (Fay and Feuer, 1997, equation 4).
     #[must_use]
     pub fn interval(&self) -> (f64, f64) {
         let Estimate { value, variance, unseen } = *self;
@@ -52,15 +52,16 @@ impl Estimate {
     }
 }
 
-/// A quantile of the gamma distribution of this mean and variance, by the cube of a normal one (Wilson and Hilferty,
-/// 1931).
+/// A quantile of the gamma distribution with this mean and variance, by the cube of a normal one (Wilson and
+/// Hilferty, 1931).
 fn gamma_quantile(mean: f64, variance: f64, z: f64) -> f64 {
     let degrees = 2.0 * mean * mean / variance;
     let part = 2.0 / (9.0 * degrees);
     mean * (1.0 - part + z * part.sqrt()).max(0.0).powi(3)
 }
 
-/// Weights of the samples of one node, added up. Taking the same away leaves what was there before.
+/// Sum of the weights of one node's samples. Subtracting a weight restores the sum before it was
+/// added.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sum {
     pub(super) bytes: u64,
@@ -83,7 +84,7 @@ impl Sum {
         self.bytes_variance -= weight.bytes_variance;
         self.objects_variance -= weight.objects_variance;
         if self.object_fractions == 0 {
-            // No sample is left: what rounding left of the variance is none.
+            // Without samples, the variance is only rounding error.
             *self = Sum::default();
         }
     }
@@ -100,10 +101,10 @@ impl Sum {
         (self.object_fractions as f64 / OBJECT_FRACTIONS).round() as u64
     }
 
-    /// Bytes and allocations as estimates. `bytes_min`: the smallest allocation that was sampled of the kind; smaller ones are taken
-    /// not to be.
+    /// Bytes and allocations as estimates. `bytes_min`: the smallest sampled allocation of the kind; smaller ones are
+    /// assumed not to exist.
     pub(super) fn estimates(&self, rate: SamplingRate, bytes_min: Option<u64>) -> (Estimate, Estimate) {
-        // No sample of a small allocation stands for more bytes than lie between samples.
+        // A sample of a small allocation represents at most the bytes between samples.
         let every = rate.every_bytes() as f64;
         let (bytes, objects) = match (rate.takes_all(), bytes_min) {
             (true, _) => (0.0, 0.0),
@@ -124,7 +125,8 @@ mod tests {
 
     #[test]
     fn the_interval_of_counts_is_that_of_poisson() {
-        // Exact intervals (Garwood, 1936) of 0, 1, 3, 10 and 100 events: they are in ours, and nearly as wide.
+        // Exact intervals (Garwood, 1936) of 0, 1, 3, 10 and 100 events: ours contain them, and are nearly as
+        // narrow.
         for (count, low, high) in [
             (0.0, 0.0, 3.69),
             (1.0, 0.025, 5.57),
@@ -139,13 +141,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_certain_has_no_interval() {
+    fn exact_values_have_no_interval() {
         assert_eq!(Estimate::new(4096.0, 0.0, 0.0).interval(), (4096.0, 4096.0));
         assert_eq!(Estimate::new(0.0, -1e-9, 0.0).interval(), (0.0, 0.0));
     }
 
     #[test]
-    fn what_was_added_and_taken_away_is_nothing() {
+    fn subtracting_all_that_was_added_leaves_zero() {
         let rate = SamplingRate::new(4096);
         let mut sum = Sum::default();
         for bytes in 1..1000 {

@@ -1,24 +1,24 @@
 //! Bytes in use over time, by node, in bounded memory.
 //!
-//! Input: what a node has in use after each change, in order of time. Output: [`LiveHistory`]: what each node had at the end of each of
-//! at most 600 steps of time. Where steps or changes become too many, two steps become one.
+//! Input: bytes in use of a node after each change, in order of time. Output: [`LiveHistory`]: bytes of each node at
+//! the end of each of at most 600 time steps. When steps or changes become too many, pairs of steps are merged.
 
 use crate::trie::NodeId;
 
-/// Steps of time: more are no wider than a pixel on a screen.
+/// Most time steps: more would be narrower than a pixel on a screen.
 const STEPS_MAX: u64 = 600;
-/// Fewer steps tell nothing.
+/// Fewer steps show nothing useful.
 const STEPS_MIN: u64 = 16;
-/// Changes that are kept, of 16 bytes each, as far as there are not more nodes.
+/// Most stored changes, 16 bytes each, unless there are more nodes.
 const CHANGES_MAX: usize = 1 << 20;
-/// The first length of a step, nanoseconds.
+/// Initial length of a step, nanoseconds.
 const STEP_NS_MIN: u64 = 1_000_000;
 
-/// Changes of nodes by step of time.
+/// Changes of nodes by time step.
 #[derive(Debug)]
 pub(super) struct History {
     step_ns: u64,
-    /// When the first change was.
+    /// Time of the first change.
     begun_ns: Option<u64>,
     now_ns: u64,
     /// By node: step, and bytes at its end.
@@ -41,7 +41,7 @@ impl Default for History {
 }
 
 impl History {
-    /// From a time on a node has so many bytes in use. A time before that of another change is taken as that.
+    /// Records the bytes in use of a node from a time on. A time before the previous change is clamped to it.
     pub(super) fn record(&mut self, node: NodeId, at_ns: u64, bytes: u64) {
         self.now_ns = self.now_ns.max(at_ns);
         self.begun_ns.get_or_insert(at_ns);
@@ -60,7 +60,7 @@ impl History {
             while self.changes > self.changes_max / 2 && self.step_of(self.now_ns) >= STEPS_MIN {
                 self.join_steps();
             }
-            // Each node has one at least.
+            // Each node has at least one.
             self.changes_max = self.changes_max.max(self.changes * 2);
         }
     }
@@ -69,7 +69,7 @@ impl History {
         at_ns.saturating_sub(self.begun_ns.unwrap_or(at_ns)) / self.step_ns
     }
 
-    /// Two steps become one.
+    /// Merges pairs of steps.
     fn join_steps(&mut self) {
         self.step_ns = self.step_ns.saturating_mul(2);
         self.changes = 0;
@@ -84,7 +84,7 @@ impl History {
         }
     }
 
-    /// What is known. `peak`: when most was in use, and what a node had then.
+    /// The history so far. `peak`: time of the most bytes in use, and bytes of a node at that time.
     pub(super) fn finish(&self, peak_ns: u64, peak_bytes: impl Fn(NodeId) -> u64) -> LiveHistory {
         let Some(begun_ns) = self.begun_ns else { return LiveHistory::default() };
         let peak_ns = peak_ns.clamp(begun_ns, self.now_ns);
@@ -115,7 +115,7 @@ impl History {
     }
 }
 
-/// Notes bytes at the end of a step; whether that is one more change.
+/// Records bytes at the end of a step; returns whether that added a change.
 fn push(changes: &mut Vec<(u32, u64)>, step: u32, bytes: u64) -> bool {
     match changes.last_mut() {
         Some(last) if last.0 == step => {
@@ -129,25 +129,25 @@ fn push(changes: &mut Vec<(u32, u64)>, step: u32, bytes: u64) -> bool {
     }
 }
 
-/// What was in use over time.
+/// Bytes in use over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveHistory {
-    /// The times at which it is known, ascending, nanoseconds of the recording's clock.
+    /// Sample times, ascending, nanoseconds of the recording's clock.
     pub times_ns: Vec<u64>,
-    /// The index of the time when most was in use.
+    /// Index of the time with the most bytes in use.
     pub peak: u32,
-    /// What changed between a time and the one before it, by time.
+    /// Changes since the previous time, by time.
     pub changes: Vec<LiveChange>,
 }
 
-/// A node had other bytes in use than at the time before.
+/// A change of a node's bytes in use since the previous time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveChange {
     /// Index of the time.
     pub time: u32,
     /// The node.
     pub node: NodeId,
-    /// How many more, or fewer.
+    /// Difference in bytes.
     pub by_bytes: i64,
 }
 
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use crate::rng::mix;
 
-    /// What a node has at each time.
+    /// Bytes of a node at each time.
     fn series(history: &LiveHistory, node: u32) -> Vec<i64> {
         let mut bytes = vec![0i64; history.times_ns.len()];
         for change in history.changes.iter().filter(|change| change.node.0 == node) {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_has_what_was_in_use_at_its_end_and_the_peak_is_a_time_of_its_own() {
+    fn each_step_has_the_bytes_at_its_end_and_the_peak_has_its_own_time() {
         let mut history = History::default();
         for (at_ms, node, bytes) in [(10, 0, 100), (11, 1, 50), (11, 1, 900), (11, 1, 60), (13, 0, 0)] {
             history.record(NodeId(node), at_ms * 1_000_000, bytes);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_and_changes_are_bounded_and_the_last_of_each_stays_right() {
+    fn steps_and_changes_are_bounded_and_end_values_stay_right() {
         let mut history = History { changes_max: 2000, ..History::default() };
         let mut last = [0u64; 50];
         let mut seed = 7;
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn more_nodes_than_changes_are_kept_once_each() {
+    fn each_node_keeps_one_change_even_beyond_the_limit() {
         let mut history = History { changes_max: 10, ..History::default() };
         for node in 0..1000 {
             history.record(NodeId(node), u64::from(node), 1);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_history() {
+    fn an_empty_heap_has_no_history() {
         assert_eq!(History::default().finish(0, |_| 0), LiveHistory::default());
     }
 }

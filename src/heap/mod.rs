@@ -1,7 +1,6 @@
-//! Sampled allocations become heap statistics by stack: what is in use, what was allocated, what was
-//! freed at once.
+//! Heap statistics by stack from sampled allocations: memory in use, allocated, and churned.
 //!
-//! Input: sampled allocations, each with its node of a trie, and frees, in the order of their times. Output:
+//! Input: sampled allocations, each with its trie node, and frees, in order of time. Output:
 //! [`HeapValues`], estimates of all allocations with their sampling error. Pure: no process, no clock.
 //!
 //! ```text
@@ -21,7 +20,7 @@ pub use history::{LiveChange, LiveHistory};
 pub use model::{CHURN_NS, Counters, HeapModel, HeapValues, Moment, NodeValues};
 pub use rate::SamplingRate;
 
-/// A value of a heap profile, by the names that Go's and jemalloc's profiles have.
+/// A value of a heap profile, with the names of Go's and jemalloc's profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ValueKind {
     /// Number of allocations.
@@ -32,14 +31,14 @@ pub enum ValueKind {
     InuseObjects,
     /// Bytes that are not freed.
     InuseSpace,
-    /// Allocations that were freed within [`CHURN_NS`].
+    /// Allocations freed within [`CHURN_NS`].
     ChurnObjects,
     /// Bytes of these.
     ChurnSpace,
 }
 
 impl ValueKind {
-    /// All, in the order in which profiles have them.
+    /// All kinds, in the order of profiles.
     pub const ALL: [ValueKind; 6] = [
         ValueKind::AllocObjects,
         ValueKind::AllocSpace,
@@ -62,13 +61,13 @@ impl ValueKind {
         }
     }
 
-    /// The kind of this name.
+    /// The kind with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<ValueKind> {
         ValueKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// What one of it is, in pprof's words.
+    /// The unit, as in pprof.
     #[must_use]
     pub fn unit(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
-//! The live set of sampled allocations, and what is known of each node of the trie: allocated, in use, in use at the peak,
-//! freed at once.
+//! The live set of sampled allocations, and the values of each trie node: allocated, in use, in use at the peak,
+//! churned.
 //!
-//! The peak is kept without copies: a node that changes for the first time since the last peak first notes what it had
-//! then, so that at the end every node knows it.
+//! The peak is kept without copies: a node that changes for the first time since the last peak first saves its value at
+//! that peak, so that at the end every node has it.
 
 use std::collections::VecDeque;
 
@@ -14,23 +14,24 @@ use super::history::{History, LiveHistory};
 use super::rate::SamplingRate;
 use crate::trie::NodeId;
 
-/// What was freed within this time was allocated for nothing that lasts, nanoseconds.
+/// Blocks freed within this time count as churn, nanoseconds.
 pub const CHURN_NS: u64 = 1_000_000;
 
-/// The last frees that can be taken back: `realloc` frees, and fails, within microseconds.
+/// Number of recent frees that can be undone: a failing `realloc` undoes its free within
+/// microseconds.
 const FREES_KEPT: usize = 256;
 
-/// Which moment the values in use are of.
+/// The moment of the in-use values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moment {
     /// The end: of each process, or of the recording.
     #[default]
     End,
-    /// When most bytes were in use, of all processes together.
+    /// When most bytes were in use, summed over all processes.
     Peak,
 }
 
-/// A sampled allocation that is not freed.
+/// A sampled allocation that has not been freed.
 #[derive(Clone, Copy, Debug)]
 struct Live {
     /// `None`: its stack is lost.
@@ -39,22 +40,22 @@ struct Live {
     at_ns: u64,
 }
 
-/// What was seen, and what did not fit together.
+/// Counts of events, and of inconsistent ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Sampled allocations.
     pub allocations: u64,
-    /// Frees of these.
+    /// Frees of sampled allocations.
     pub frees: u64,
-    /// Frees of what no sample of the process is of.
+    /// Frees without a sampled allocation in the process.
     pub frees_unknown: u64,
-    /// Of a forked process: frees of copies of what its parent had.
+    /// Frees in a forked process of copies of its parent's blocks.
     pub frees_inherited: u64,
-    /// Sampled allocations at addresses that another one still had: its free is missing.
+    /// Sampled allocations at the address of a live one: its free is missing.
     pub frees_missing: u64,
-    /// Sampled allocations whose free is not reported: they count as allocated, never as in use.
+    /// Sampled allocations without reported frees: they count as allocated, never as in use.
     pub untracked: u64,
-    /// Sampled allocations whose stack is lost: they are in no node.
+    /// Sampled allocations with lost stacks: they are in no node.
     pub stacks_lost: u64,
 }
 
@@ -62,20 +63,20 @@ pub struct Counters {
 #[derive(Clone, Debug, Default)]
 struct NodeSums {
     allocated: Sum,
-    /// Of processes that run.
+    /// Of running processes.
     live: Sum,
-    /// Of processes that have ended.
+    /// Of exited processes.
     ended: Sum,
-    /// `live` when the last peak was reached that `peak_number` is of.
+    /// `live` at the peak number `peak_number`.
     live_at_peak: Sum,
     peak_number: u64,
     churn: Sum,
-    /// The smallest that was seen.
+    /// The smallest allocation seen.
     bytes_min: Option<u64>,
 }
 
 impl NodeSums {
-    /// Notes what was live at the last peak, before that changes.
+    /// Saves what was live at the last peak, before that changes.
     fn settle(&mut self, peak_number: u64) {
         if self.peak_number < peak_number {
             self.live_at_peak = self.live;
@@ -96,28 +97,29 @@ impl NodeSums {
     }
 }
 
-/// The heap of one or several processes, as far as samples tell.
+/// The heap of one or several processes, estimated from samples.
 #[derive(Debug)]
 pub struct HeapModel {
     rate: SamplingRate,
     /// By process, by address.
     live: HashMap<u32, HashMap<u64, Live>>,
     nodes: Vec<NodeSums>,
-    /// What was freed last, by process and address.
+    /// The most recent frees, with process and address.
     freed: VecDeque<(u32, u64, Live, bool)>,
     live_bytes: u64,
     peak_bytes: u64,
-    /// Counts the moments at which more was live than before.
+    /// Number of peaks: each time that more was live than before.
     peak_number: u64,
     peak_at_ns: u64,
     history: History,
-    /// What processes had that have ended since the last change of the history: at the end of a recording that is in use.
+    /// Nodes of processes that exited since the last change of the history: at the end of a recording, their blocks are
+    /// in use.
     ended: Vec<NodeId>,
     counters: Counters,
 }
 
 impl HeapModel {
-    /// Of allocations that are sampled at this rate.
+    /// A model of allocations sampled at this rate.
     #[must_use]
     pub fn new(rate: SamplingRate) -> HeapModel {
         HeapModel {
@@ -135,13 +137,13 @@ impl HeapModel {
         }
     }
 
-    /// Estimated bytes in use by processes that run.
+    /// Estimated bytes in use by running processes.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
 
-    /// A process allocated memory, and that was sampled. `node`: its stack.
+    /// Adds a sampled allocation of a process. `node`: its stack.
     pub fn allocate(&mut self, process: u32, pointer: u64, bytes: u64, at_ns: u64, node: Option<NodeId>) {
         if let Some(before) = self.take(process, pointer) {
             self.counters.frees_missing += 1;
@@ -153,13 +155,14 @@ impl HeapModel {
         self.note(node, at_ns);
     }
 
-    /// A process allocated memory whose free will not be reported.
+    /// Adds a sampled allocation without a reported free.
     pub fn allocate_untracked(&mut self, bytes: u64, node: Option<NodeId>) {
         self.counters.untracked += 1;
         self.add_allocated(bytes, node);
     }
 
-    /// A process freed memory that was sampled. `may_be_inherited`: it was forked, and has copies of what its parent had.
+    /// Frees a sampled allocation of a process. `may_be_inherited`: the process was forked, and has copies of its
+    /// parent's blocks.
     pub fn free(&mut self, process: u32, pointer: u64, at_ns: u64, may_be_inherited: bool) {
         let Some(live) = self.take(process, pointer) else {
             let counters = &mut self.counters;
@@ -176,13 +179,13 @@ impl HeapModel {
         self.freed.push_back((process, pointer, live, is_churn));
     }
 
-    /// The last free of this address is taken back.
+    /// Undoes the last free of this address.
     pub fn restore(&mut self, process: u32, pointer: u64) {
         let is_it = |(of, at, ..): &(u32, u64, Live, bool)| (*of, *at) == (process, pointer);
         let Some(index) = self.freed.iter().rposition(is_it) else { return };
         let Some((_, _, live, is_churn)) = self.freed.remove(index) else { return };
         if let Some(before) = self.take(process, pointer) {
-            // Nobody else can have it.
+            // The block cannot belong to anyone else.
             self.counters.frees_missing += 1;
             self.retire(before, None);
             self.note(before.node, before.at_ns);
@@ -196,7 +199,7 @@ impl HeapModel {
         self.note(live.node, live.at_ns);
     }
 
-    /// A process has ended, or runs another program: what it has not freed stays in use at its end, and is live no more.
+    /// Ends a process that exited or executed another program: its blocks stay in use at its end, and are not live.
     pub fn end_process(&mut self, process: u32) {
         for live in self.live.remove(&process).unwrap_or_default().into_values() {
             let weight = self.rate.weight(live.bytes);
@@ -212,7 +215,7 @@ impl HeapModel {
         self.ended.dedup();
     }
 
-    /// Takes what was allocated at this time or later out of what is in use: only older blocks are left.
+    /// Removes allocations since this time from what is in use: only older blocks are left.
     pub fn forget_since(&mut self, at_ns: u64) {
         let young: Vec<Live> = self
             .live
@@ -225,7 +228,7 @@ impl HeapModel {
         }
     }
 
-    /// What is known now.
+    /// The current values.
     #[must_use]
     pub fn values(&self, moment: Moment) -> HeapValues {
         let mut all = NodeSums::default();
@@ -259,7 +262,7 @@ impl HeapModel {
         }
     }
 
-    /// What was in use over time.
+    /// Bytes in use over time.
     fn live_history(&self) -> LiveHistory {
         self.history.finish(self.peak_at_ns, |node| {
             let sums = self.nodes.get(node.0 as usize);
@@ -279,7 +282,7 @@ impl HeapModel {
         sums.bytes_min = Some(sums.bytes_min.map_or(bytes, |min| min.min(bytes)));
     }
 
-    /// Memory is in use from now on.
+    /// Adds a block to the live set.
     fn begin_life(&mut self, process: u32, pointer: u64, live: Live) {
         self.live.entry(process).or_default().insert(pointer, live);
         let Live { node: Some(node), bytes, at_ns } = live else { return };
@@ -293,7 +296,7 @@ impl HeapModel {
         }
     }
 
-    /// Notes in the history what a node has in use from a time on.
+    /// Records a node's bytes in use in the history.
     fn note(&mut self, node: Option<NodeId>, at_ns: u64) {
         for node in self.ended.drain(..).chain(node) {
             let bytes = self.nodes.get(node.0 as usize).map_or(0, |sums| sums.live.bytes);
@@ -305,7 +308,7 @@ impl HeapModel {
         self.live.get_mut(&process)?.remove(&pointer)
     }
 
-    /// Takes an allocation out of what is live; `freed_ns`: when it was freed, if that was seen. Whether it was churn.
+    /// Removes an allocation from the live set; `freed_ns`: when it was freed, if known. Returns whether it was churn.
     fn retire(&mut self, live: Live, freed_ns: Option<u64>) -> bool {
         let Live { node: Some(node), bytes, at_ns } = live else { return false };
         let weight = self.rate.weight(bytes);
@@ -319,7 +322,7 @@ impl HeapModel {
         is_churn
     }
 
-    /// The sums of a node, about to be changed.
+    /// The sums of a node, about to change.
     fn sums(&mut self, node: NodeId) -> &mut NodeSums {
         let index = node.0 as usize;
         if self.nodes.len() <= index {
@@ -343,7 +346,7 @@ fn values(sums: &NodeSums, inuse: &Sum) -> [u64; ValueKind::ALL.len()] {
     })
 }
 
-/// What is known of one node.
+/// Values of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeValues {
     /// The node of the trie.
@@ -359,23 +362,23 @@ pub struct NodeValues {
 pub struct HeapValues {
     /// How allocations were sampled.
     pub rate: SamplingRate,
-    /// Which moment the values in use are of.
+    /// The moment of the in-use values.
     pub moment: Moment,
-    /// By node, ascending; each has a sample.
+    /// By node, ascending; only nodes with samples.
     pub nodes: Vec<NodeValues>,
-    /// Of all nodes together, in the order of [`ValueKind::ALL`].
+    /// Sums over all nodes, in the order of [`ValueKind::ALL`].
     pub totals: [u64; ValueKind::ALL.len()],
-    /// All that was allocated: bytes and allocations.
+    /// Total allocated: bytes and allocations.
     pub allocated: (Estimate, Estimate),
-    /// All that is in use: bytes and allocations.
+    /// Total in use: bytes and allocations.
     pub inuse: (Estimate, Estimate),
-    /// The most bytes that were in use at one time.
+    /// Peak of the bytes in use.
     pub peak_bytes: u64,
-    /// When that was.
+    /// Time of the peak.
     pub peak_at_ns: u64,
     /// Bytes in use over time.
     pub history: LiveHistory,
-    /// What was seen, and what did not fit together.
+    /// Counts of events, and of inconsistent ones.
     pub counters: Counters,
 }
 

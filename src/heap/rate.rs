@@ -1,10 +1,10 @@
-//! Poisson sampling by bytes: how likely an allocation is sampled, and what it then stands for.
+//! Poisson sampling by bytes: the probability of sampling an allocation, and the weight of the sample.
 //!
-//! Each byte is chosen with the same small probability, whatever allocation it is part of: of one with `size`
-//! bytes at least one is chosen with probability 1 − e^(−size/mean). A sampled allocation stands for the inverse of
-//! that (Horvitz and Thompson, 1952), so sums of weights are unbiased.
+//! Each byte is chosen with the same small probability: of an allocation with `size` bytes, at least one is chosen
+//! with probability 1 − e^(−size/mean). A sample has the inverse as its weight (Horvitz and Thompson, 1952), so
+//! sums of weights are unbiased.
 
-/// Fractions of an object that weights are rounded to.
+/// Fixed-point unit of object weights.
 pub(super) const OBJECT_FRACTIONS: f64 = 65_536.0;
 
 /// The mean number of bytes between samples.
@@ -13,20 +13,20 @@ pub struct SamplingRate {
     every_bytes: u64,
 }
 
-/// What one sampled allocation stands for.
+/// Weight of one sampled allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Weight {
     /// Bytes, rounded.
     pub(super) bytes: u64,
-    /// Allocations, in parts of [`OBJECT_FRACTIONS`].
+    /// Allocations, in units of 1/[`OBJECT_FRACTIONS`].
     pub(super) object_fractions: u64,
-    /// What it adds to the variance of sums of bytes, and of allocations.
+    /// Contribution to the variance of sums of bytes, and of allocations.
     pub(super) bytes_variance: f64,
     pub(super) objects_variance: f64,
 }
 
 impl SamplingRate {
-    /// One sample in so many bytes on average; 1 takes every allocation.
+    /// One sample per so many bytes on average; 1 samples every allocation.
     #[must_use]
     pub fn new(every_bytes: u64) -> SamplingRate {
         SamplingRate { every_bytes: every_bytes.max(1) }
@@ -44,24 +44,25 @@ impl SamplingRate {
         self.every_bytes == 1
     }
 
-    /// How likely an allocation of so many bytes is sampled; above 0.
+    /// Probability of sampling an allocation of this size; above 0.
     #[must_use]
     pub fn probability(self, bytes: u64) -> f64 {
         if self.takes_all() {
             return 1.0;
         }
-        // One of no bytes is never sampled; what claims to be is weighed as one of a byte.
+        // An allocation of no bytes is never sampled; a record that claims to be one gets the
+        // weight of one byte.
         -(-(bytes.max(1) as f64) / self.every_bytes as f64).exp_m1()
     }
 
-    /// What so many sampled allocations stand for that have these bytes together, in bytes.
+    /// Weight in bytes of `count` sampled allocations with `bytes` bytes in all.
     #[must_use]
     pub fn weigh(self, count: u64, bytes: u64) -> u64 {
         let Some(each) = bytes.checked_div(count) else { return 0 };
         (bytes as f64 / self.probability(each)) as u64
     }
 
-    /// What a sampled allocation of so many bytes stands for.
+    /// Weight of a sampled allocation of this size.
     pub(super) fn weight(self, bytes: u64) -> Weight {
         if self.takes_all() {
             let object_fractions = OBJECT_FRACTIONS as u64;
@@ -84,9 +85,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allocation_stands_for_the_inverse_of_its_probability() {
+    fn the_weight_is_the_inverse_of_the_probability() {
         let rate = SamplingRate::new(512 << 10);
-        // Small: one in 32,768 of 16 bytes, which stand for 512 KiB.
+        // Small: one in 32,768 of 16 bytes, with a weight of 512 KiB.
         let small = rate.weight(16);
         assert!((rate.probability(16) - 16.0 / 524_288.0).abs() < 1e-9);
         assert!((small.bytes as i64 - 524_296).abs() <= 1, "{small:?}");
@@ -94,14 +95,14 @@ mod tests {
         let mean = rate.weight(512 << 10);
         assert!((rate.probability(512 << 10) - 0.632_120_558).abs() < 1e-9);
         assert!((mean.object_fractions as f64 / OBJECT_FRACTIONS - 1.581_976_7).abs() < 1e-4);
-        // Large: itself, and certain.
+        // Large: its own size, and certain.
         let large = rate.weight(64 << 20);
         assert_eq!((large.bytes, large.object_fractions), (64 << 20, 65_536));
         assert!(large.bytes_variance < 1.0);
     }
 
     #[test]
-    fn every_byte_is_exact() {
+    fn a_mean_of_one_byte_is_exact() {
         for bytes in [0, 1, 24, u64::MAX] {
             let all = SamplingRate::new(1).weight(bytes);
             assert_eq!((all.bytes, all.object_fractions, all.bytes_variance), (bytes, 65_536, 0.0));
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_claims_to_have_no_bytes_has_a_finite_weight() {
+    fn a_record_of_no_bytes_has_a_finite_weight() {
         let odd = SamplingRate::new(1 << 20).weight(0);
         assert_eq!(odd.bytes, 0);
         assert!(odd.objects_variance.is_finite());

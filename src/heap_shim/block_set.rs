@@ -1,25 +1,25 @@
-//! The set of sampled blocks, and the filter in front of it: tells the free of a sampled block from all others.
-//! Lock-free: a thread that stops anywhere holds up no other.
+//! The set of sampled blocks, with a filter in front: distinguishes the free of a sampled block from all
+//! others. Lock-free: a thread that stops at any point blocks no other.
 //!
-//! The filter has a counter for each hash of an address: 0 means "not in the set", and is all that most frees
-//! read. The set is a table with linear probing; its memory is given by the caller and never moves.
+//! The filter has a counter for each hash of an address: 0 means "not in the set", and most frees read nothing
+//! else. The set is a table with linear probing in fixed memory provided by the caller.
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// Number of the filter's counters: 32 KiB, which stay in the processor's cache.
 pub const FILTER_SIZE: usize = 1 << FILTER_BITS;
 
-/// Number of bits of a counter's index.
+/// Width of a counter's index, bits.
 pub const FILTER_BITS: u32 = 15;
 
-/// Which bits of an address `filter_index` takes: from this one, `FILTER_BITS` of them. Neighbouring blocks have
-/// neighbouring counters, so that a program that works in few places reads few cache lines.
+/// Lowest address bit that `filter_index` uses; it takes `FILTER_BITS` of them. Adjacent blocks have adjacent
+/// counters, so that a program with good locality reads few cache lines.
 pub const FILTER_SHIFT: u32 = 4;
 
-/// A slot that was in use: a look-up goes on, an insertion may take it.
+/// A deleted slot: a lookup continues, an insertion may reuse it.
 const DELETED: u64 = 1;
 
-/// How many slots a look-up reads. At half of the slots in use, hardly any insertion finds none.
+/// Most slots that a lookup reads. With half of the slots in use, insertions hardly ever fail.
 const MAX_PROBES: usize = 64;
 
 /// The counter of an address. The entry points compute the same in assembly.
@@ -35,12 +35,12 @@ pub struct BlockSet<'a> {
 }
 
 impl<'a> BlockSet<'a> {
-    /// A set in this memory, which is zero at first. The number of slots is a power of two.
+    /// A set in this memory, which must be zero. The number of slots is a power of two.
     pub fn new(slots: &'a [AtomicU64], filter: &'a [AtomicU8; FILTER_SIZE]) -> Self {
         Self { slots, filter }
     }
 
-    /// Adds an address, and says whether it is in the set now: there may be no slot for it.
+    /// Adds an address; returns whether it is in the set now, as there may be no slot for it.
     pub fn insert(&self, address: u64) -> bool {
         if self.find(address).is_some() {
             return true;
@@ -64,10 +64,11 @@ impl<'a> BlockSet<'a> {
         self.find(address).is_some()
     }
 
-    /// Takes an address out, and says whether it was there.
+    /// Removes an address; returns whether it was in the set.
     pub fn remove(&self, address: u64) -> bool {
         let Some(slot) = self.find(address) else { return false };
-        // Of two threads that free one block, which is a fault of the program, one has removed it.
+        // If two threads free one block, which is a bug of the program, only one of them removes
+        // it.
         let is_removed = slot.compare_exchange(address, DELETED, Relaxed, Relaxed).is_ok();
         if is_removed {
             self.take_from_filter(address);
@@ -89,7 +90,7 @@ impl<'a> BlockSet<'a> {
     fn probes(&self, address: u64) -> impl Iterator<Item = &'a AtomicU64> + use<'a> {
         let slots = self.slots;
         let mask = slots.len().wrapping_sub(1);
-        // Blocks of one page of the program are in half a page of the table, so that few pages of it are touched.
+        // Blocks of one page of the program share half a page of the table, so that few pages of it are touched.
         let page = (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let first = (page << 8 | (page >> 24 ^ address >> 4) & 0xff) as usize;
         (0..MAX_PROBES.min(slots.len())).filter_map(move |step| slots.get(first.wrapping_add(step) & mask))
@@ -104,7 +105,7 @@ impl<'a> BlockSet<'a> {
         let _ = self.counter(address).fetch_update(Relaxed, Relaxed, |count| count.checked_add(1));
     }
 
-    /// A counter that reached its end no longer knows how many there are, and stays.
+    /// Decrements a counter. A saturated counter has lost its count, and stays.
     fn take_from_filter(&self, address: u64) {
         let _ = self.counter(address).fetch_update(Relaxed, Relaxed, |count| {
             if count == u8::MAX { None } else { count.checked_sub(1) }
@@ -124,7 +125,7 @@ mod tests {
         ((0..slots).map(|_| AtomicU64::new(0)).collect(), filter.try_into().expect("as many"))
     }
 
-    /// Numbers that repeat.
+    /// Reproducible random numbers.
     fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
         move || {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_what_was_inserted_and_not_removed() {
+    fn contains_what_was_inserted_and_not_removed() {
         let (slots, filter) = memory(1 << 12);
         let set = BlockSet::new(&slots, &filter);
         let mut truth = HashSet::new();
@@ -141,7 +142,7 @@ mod tests {
         for _ in 0..200_000 {
             let address = (next() % 3000) * 16 + 0x7f00_0000_0000;
             if next().is_multiple_of(2) {
-                // Up to 3000 of 4096 slots: a few find no place.
+                // Up to 3000 of 4096 slots: a few insertions fail.
                 if set.insert(address) {
                     truth.insert(address);
                 }
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_set_refuses_and_keeps_what_it_has() {
+    fn a_full_set_refuses_insertions_and_keeps_its_content() {
         let (slots, filter) = memory(64);
         let set = BlockSet::new(&slots, &filter);
         let inserted: Vec<u64> = (1..=100).map(|n| n * 32).filter(|address| set.insert(*address)).collect();
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn half_full_it_has_a_place_for_each() {
+    fn half_full_it_has_a_slot_for_each() {
         let (slots, filter) = memory(1 << 16);
         let set = BlockSet::new(&slots, &filter);
         let mut next = numbers(9);
@@ -179,10 +180,10 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_at_its_end_stays() {
+    fn a_saturated_counter_stays() {
         let (slots, filter) = memory(1 << 12);
         let set = BlockSet::new(&slots, &filter);
-        // All have one counter, which ends at 255.
+        // All share one counter, which saturates at 255.
         let addresses: Vec<u64> = (1..=400u64).map(|n| n << (FILTER_SHIFT + FILTER_BITS)).collect();
         assert!(addresses.iter().all(|address| filter_index(*address) == 0));
         assert!(addresses.iter().all(|address| set.insert(*address)));
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_never_in_it() {
+    fn null_is_never_in_the_set() {
         let (slots, filter) = memory(64);
         filter.iter().for_each(|count| count.store(u8::MAX, Relaxed));
         let set = BlockSet::new(&slots, &filter);
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_do_not_disturb_each_other() {
+    fn concurrent_threads_do_not_interfere() {
         let (slots, filter) = memory(1 << 14);
         let set = BlockSet::new(&slots, &filter);
         std::thread::scope(|scope| {
@@ -209,7 +210,7 @@ mod tests {
                     let mut next = numbers(thread);
                     let mut own = HashSet::new();
                     for _ in 0..50_000 {
-                        // Addresses of one thread are those with its number below the alignment's bits.
+                        // The bits above the alignment are the number of the thread.
                         let address = (next() % 500 * 4 + thread) * 16 + 0x5500_0000_0000;
                         if next().is_multiple_of(2) {
                             assert!(set.insert(address));

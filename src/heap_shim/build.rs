@@ -1,6 +1,6 @@
-//! Cargo's build script of stackprof: compiles the heap shim, a library of its own, for the same target and with the
-//! same compiler and linker. Sets `cfg(heap_shim)` and leaves the library at `OUT_DIR/heap_shim`; where that cannot
-//! be done, `STACKPROF_NO_HEAP_SHIM` says why and the build goes on.
+//! Build script of stackprof: compiles the heap shim, a separate library, for the same target and with the same
+//! compiler and linker. Sets `cfg(heap_shim)` and writes the library to `OUT_DIR/heap_shim`; if that fails,
+//! `STACKPROF_NO_HEAP_SHIM` has the reason and the build continues.
 #![allow(clippy::print_stdout)]
 
 use std::env;
@@ -47,11 +47,11 @@ fn compile() -> Result<(), String> {
     rustc.args(["-Cpanic=abort", "-Copt-level=3", "-Ccodegen-units=1", "-Cforce-frame-pointers=yes"]);
     rustc.args(["-Cdebuginfo=0", "--cap-lints=warn"]);
     if is_linux {
-        // The tool that strips is the linker; elsewhere it may be missing.
+        // Here the linker strips; elsewhere that needs a tool that may be missing.
         rustc.arg("-Cstrip=symbols");
     }
     if variable("CARGO_CFG_TARGET_ENV") == "musl" {
-        // Where programs are linked statically by default there would be no library.
+        // If programs are linked statically by default, there would be no library.
         rustc.arg("-Ctarget-feature=-crt-static");
     }
     if let Ok(linker) = env::var("RUSTC_LINKER") {
@@ -68,8 +68,8 @@ fn compile() -> Result<(), String> {
     Ok(())
 }
 
-/// The flags that decide how something is linked. The others are for stackprof itself: coverage or a sanitizer
-/// has no place in a library that other programs load.
+/// The flags that affect linking. The others are for stackprof itself: coverage or a sanitizer has no place in
+/// a library that other programs load.
 fn linker_flags(encoded: &str) -> Vec<String> {
     let mut flags = Vec::new();
     let mut given = encoded.split('\x1f');
@@ -86,7 +86,7 @@ fn linker_flags(encoded: &str) -> Vec<String> {
     flags
 }
 
-/// The line of the compiler's messages that says most.
+/// The most informative line of the compiler's messages.
 fn first_error(messages: &str) -> &str {
     let mut lines = messages.lines();
     lines.find(|line| line.starts_with("error")).unwrap_or("it said nothing")

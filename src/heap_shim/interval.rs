@@ -1,23 +1,22 @@
-//! How many bytes are allocated until the next sample: intervals of a Poisson process. A seed and a mean in,
-//! intervals out.
+//! Bytes until the next sample: intervals of a Poisson process. Input: a seed and a mean. Output: intervals.
 //!
-//! A thread's counter begins at an interval; each allocation subtracts its size, and is sampled if the size
-//! is at least what was left. The intervals are geometric, so that an allocation of `n` bytes is sampled
-//! with a probability of exactly `1 - exp(-n / mean)`, whatever was allocated before.
+//! A thread's counter starts at an interval; each allocation subtracts its size, and is sampled if the size
+//! is at least the rest. The intervals are geometric, so that an allocation of `n` bytes is sampled with a
+//! probability of exactly `1 - exp(-n / mean)`, independent of previous allocations.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Random numbers for all threads (splitmix64).
+/// Random numbers shared by all threads (splitmix64).
 #[derive(Debug)]
 pub struct Random(AtomicU64);
 
 impl Random {
-    /// Numbers that are determined by the seed.
+    /// A sequence determined by the seed.
     pub const fn new(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }
 
-    /// Begins again with a seed.
+    /// Restarts with a seed.
     pub fn reseed(&self, seed: u64) {
         self.0.store(seed, Ordering::Relaxed);
     }
@@ -32,17 +31,17 @@ impl Random {
     }
 }
 
-/// The next interval, at least 1. With a mean of 1 every allocation is sampled: the interval is 0.
+/// The next interval, at least 1. With a mean of 1, every allocation is sampled: the interval is 0.
 pub fn draw(random: &Random, mean_bytes: u64) -> u64 {
     if mean_bytes <= 1 {
         return 0;
     }
-    // In (0, 1]: as many values as a double has below 1, and never 0.
+    // In (0, 1]: all multiples of 2^-53, and never 0.
     let uniform = ((random.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
     1 + (-natural_logarithm(uniform) * mean_bytes as f64) as u64
 }
 
-/// The logarithm of a positive normal number. Error below 1e-13: `core` has none.
+/// The natural logarithm of a positive normal number, which `core` lacks. Error below 1e-13.
 pub fn natural_logarithm(x: f64) -> f64 {
     const LN_2: f64 = core::f64::consts::LN_2;
     let bits = x.to_bits();
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logarithms_are_those_of_std() {
+    fn logarithms_match_std() {
         let random = Random::new(1);
         for _ in 0..100_000 {
             let x = ((random.next() >> 11) + 1) as f64 / (1u64 << 53) as f64;
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_have_the_mean_and_the_variance_that_is_asked_for() {
+    fn intervals_have_the_requested_mean_and_variance() {
         for mean in [2u64, 100, 4096, 512 << 10, 1 << 40] {
             let random = Random::new(mean);
             let n = 4_000_000u32;
@@ -103,9 +102,9 @@ mod tests {
         }
     }
 
-    /// The estimate of bytes, as the reader makes it, is right on the average for each size.
+    /// The reader's estimate of bytes is unbiased for each size.
     #[test]
-    fn weights_of_sampled_sizes_add_up_to_what_was_allocated() {
+    fn weights_of_samples_add_up_to_the_allocated_bytes() {
         let mean = 4096u64;
         let random = Random::new(7);
         let mut left = draw(&random, mean);
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_of_one_samples_all() {
+    fn a_mean_of_one_samples_every_allocation() {
         let random = Random::new(3);
         assert!((0..100).all(|_| draw(&random, 1) == 0));
     }

@@ -1,16 +1,16 @@
 //! The heap shim: a library that `stackprof heap` loads into a command (LD_PRELOAD, DYLD_INSERT_LIBRARIES).
-//! Calls of malloc and its kin in, records of sampled allocations in shared memory out.
+//! Input: calls of malloc and related functions. Output: records of sampled allocations in shared memory.
 //!
-//! `build.rs` compiles this crate apart from stackprof, which embeds it. It has no standard library, allocates
-//! nothing, starts no thread and leaves no descriptor open. Order of the files:
+//! `build.rs` compiles this crate separately from stackprof, which embeds it. It has no standard library, allocates
+//! nothing, starts no thread and leaves no descriptor open. Its files:
 //!
 //! ```text
-//! entry       malloc, free ...: subtract from the thread's counter, go on to the allocator     (assembly)
-//! sample      the rest of the calls: draw, call the allocator, record
-//! process     what the environment and the control file say; the ring; after fork
+//! entry       malloc, free ...: subtract from the thread's counter, jump to the allocator      (assembly)
+//! sample      the slow path: draw the interval, call the allocator, record
+//! process     settings from the environment and the control file; the ring; fork
 //! real        the allocator's own functions
 //! system      system calls, thread-local words                                                (by system)
-//! block_set   the addresses of sampled blocks       ring      room for records
+//! block_set   the addresses of sampled blocks       ring            space for records
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
 //! ```
 #![no_std]
@@ -49,7 +49,7 @@ mod sample;
 #[allow(dead_code)] // each of the two programs uses a part
 mod shared_memory;
 
-/// Nothing here panics, and no panic can be reported from inside of malloc: the thread stops at once.
+/// Nothing here panics, and malloc cannot report a panic: the thread stops at once.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     system::trap()

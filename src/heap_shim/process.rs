@@ -1,8 +1,8 @@
-//! What is true for the whole process: settings from the control file, the set of sampled blocks, and the
-//! ring, which is made at the first sample. After a fork the child has neither set nor ring, and makes its own.
+//! State of the process: settings from the control file, the set of sampled blocks, and the ring, which is
+//! created at the first sample. After a fork the child has neither set nor ring, and creates its own.
 //!
-//! All states change by compare-and-swap, and no thread waits: one that meets another at work goes on
-//! without a sample.
+//! All states change by compare-and-swap, and no thread waits: if another thread is changing the state, it
+//! continues without a sample.
 #![allow(unsafe_code)]
 
 use super::block_set::{BlockSet, FILTER_SIZE};
@@ -29,7 +29,7 @@ static SETUP: AtomicU32 = AtomicU32::new(NOT_BEGUN);
 const NOT_BEGUN: u32 = 0;
 const BUSY: u32 = 1;
 const READY: u32 = 2;
-/// Nothing is recorded: no control file, or no memory for what is needed.
+/// Nothing is recorded: no control file, or not enough memory.
 const OFF: u32 = 3;
 
 // Constant once SETUP is READY.
@@ -39,37 +39,37 @@ static DATA_SIZE: AtomicU64 = AtomicU64::new(0);
 static STACK_SIZE: AtomicU32 = AtomicU32::new(0);
 static SLOTS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
 static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// A page that the kernel fills with zero in a child of fork: the state of the ring, and whether this is
-/// the process that PID is of. A child of vfork has its parent's.
+/// A page that the kernel zeroes in a child of fork: the state of the ring, and whether this is the
+/// process of PID. A child of vfork shares its parent's.
 static RING_STATE: AtomicPtr<[AtomicU32; 2]> = AtomicPtr::new(null_mut());
 const NO_RING: u32 = 0;
 const MAKING_RING: u32 = 1;
 const HAS_RING: u32 = 2;
-/// The ring could not be made; it is not tried again.
+/// The ring could not be created; there is no second attempt.
 const REFUSED: u32 = 3;
 
-// Of the ring, or of the parent's after a fork.
+// Address of the ring, or after a fork of the parent's.
 static RING: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 static PID: AtomicU32 = AtomicU32::new(0);
 static SEQUENCE: AtomicU32 = AtomicU32::new(0);
-/// Changes whenever a ring is made, so that threads know that what they remember is of another process.
+/// Changes whenever a ring is created, so that threads detect state left over from another process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
-/// Samples that were due while another thread made the ring, by size class: the ring's first losses.
+/// Samples lost while another thread created the ring, by size class: the ring's first losses.
 static EARLY: [LostAllocations; SIZE_CLASSES] =
     [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
 
-/// Not zero: the process restricts its system calls (seccomp), and those that the shim makes could end it.
+/// Nonzero: the process restricts its system calls (seccomp), and calls by the shim could kill it.
 static CONFINED: AtomicU32 = AtomicU32::new(0);
 
-/// Who may use `PATH` and `BUFFER`.
+/// Lock of `PATH` and `BUFFER`.
 static BUFFERS_ARE_USED: AtomicBool = AtomicBool::new(false);
 static PATH: Buffer<PATH_SIZE> = Buffer::new();
 static BUFFER: Buffer<4096> = Buffer::new();
 const PATH_SIZE: usize = 4096;
-/// Length of the directory's path and the slash behind it, which `PATH` begins with.
+/// Length of the directory's path with a slash, the prefix of `PATH`.
 static DIRECTORY_LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// Memory for what would need much stack: programs allocate on small ones.
+/// Memory for data that is too large for the stack: programs allocate on small ones.
 struct Buffer<const SIZE: usize>(core::cell::UnsafeCell<[u8; SIZE]>);
 
 // SAFETY: used by the thread that set BUFFERS_ARE_USED, or that holds SETUP at BUSY.
@@ -85,7 +85,7 @@ impl<const SIZE: usize> Buffer<SIZE> {
     }
 }
 
-/// Settings of a process that is recorded.
+/// Settings of a recorded process.
 #[derive(Clone, Copy)]
 pub struct Process {
     control: &'static Control,
@@ -95,15 +95,15 @@ pub struct Process {
 
 /// What a thread can do now.
 pub enum Status {
-    /// Sample.
+    /// Record samples.
     Recording(Process),
-    /// Nothing yet: the environment is not there, or another thread is at work.
+    /// Nothing yet: there is no environment, or another thread is setting up.
     Later,
-    /// Nothing ever.
+    /// Nothing, permanently.
     Off,
 }
 
-/// Settings, which the first call reads.
+/// Returns the settings, which the first call reads.
 pub fn status() -> Status {
     match SETUP.load(Ordering::Acquire) {
         READY => {}
@@ -114,7 +114,7 @@ pub fn status() -> Status {
             _ => return Status::Later,
         },
     }
-    // SAFETY: mapped for good before SETUP became READY.
+    // SAFETY: mapped permanently before SETUP became READY.
     let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
     Status::Recording(Process { control, mean_bytes: MEAN_BYTES.load(Ordering::Relaxed) })
 }
@@ -135,14 +135,14 @@ fn set_up() -> u32 {
     state
 }
 
-/// Maps the control file in a directory and what it asks for.
+/// Maps the control file in a directory and the memory that it specifies.
 ///
 /// # Safety
 /// A C string.
 unsafe fn read_control(directory: *const u8) -> Option<()> {
     let path = PATH.pointer();
     let mut length = 0;
-    // SAFETY: up to the string's end; the path's end keeps room for names.
+    // SAFETY: up to the string's end; the end of the path buffer is reserved for names.
     unsafe {
         while *directory.add(length) != 0 {
             if length >= PATH_SIZE - 64 {
@@ -156,7 +156,7 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     DIRECTORY_LENGTH.store(length + 1, Ordering::Relaxed);
     set_name(path, &[Part::Text(CONTROL_NAME)]);
     let control = system::map_control(path, CONTROL_SIZE)?.cast::<Control>();
-    // SAFETY: mapped for good, of that size; zero is valid for each field.
+    // SAFETY: mapped permanently, of that size; zero is valid for each field.
     let control = unsafe { &*control };
     if control.magic != MAGIC {
         return None;
@@ -197,7 +197,7 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     SLOTS.store(table.cast(), Ordering::Relaxed);
     SLOT_COUNT.store(slots as usize, Ordering::Relaxed);
     let state: *mut [AtomicU32; 2] = state.cast();
-    // SAFETY: mapped for good, and zero.
+    // SAFETY: mapped permanently, and zero.
     let [_, is_owner] = unsafe { &*state };
     is_owner.store(1, Ordering::Relaxed);
     RING_STATE.store(state, Ordering::Relaxed);
@@ -210,14 +210,15 @@ fn of_now() -> u64 {
     system::now_ns() ^ u64::from(system::pid()) << 32
 }
 
-/// In a child of `fork`, called by libc: what its thread has left of an interval, and the random numbers behind it, are those
-/// of all children. Samples of each are to be independent, else the error of their sum is not what its samples say.
+/// Called by libc in a child of `fork`, which inherits the rest of its thread's interval and the random numbers after
+/// it, like its siblings. Reseeds, because samples of processes must be independent: otherwise the error of their sum
+/// is underestimated.
 #[cfg(not(target_vendor = "apple"))]
 pub extern "C" fn begin_child() {
     if SETUP.load(Ordering::Acquire) != READY || is_confined() {
         return;
     }
-    // SAFETY: mapped for good before SETUP became READY.
+    // SAFETY: mapped permanently before SETUP became READY.
     let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
     RANDOM.reseed(of_now() ^ control.seed);
     let thread = system::Thread::current();
@@ -226,18 +227,18 @@ pub extern "C" fn begin_child() {
     }
 }
 
-/// Piece of a file's name.
+/// A part of a file name.
 enum Part {
     Text(&'static str),
     Number(u32),
 }
 
-/// Puts a name behind the directory in the path. Names are short: there is room.
+/// Appends a name to the directory in the path. Names are short: there is room.
 fn set_name(path: *mut u8, parts: &[Part]) {
     let mut at = DIRECTORY_LENGTH.load(Ordering::Relaxed);
     let mut push = |byte: u8| {
         if at < PATH_SIZE {
-            // SAFETY: within the path's buffer, which this thread holds.
+            // SAFETY: within the path buffer, which this thread has locked.
             unsafe { *path.add(at) = byte };
             at += 1;
         }
@@ -260,13 +261,13 @@ fn set_name(path: *mut u8, parts: &[Part]) {
     push(0);
 }
 
-/// Blocks that were sampled in this process; none before `status` is `Recording`.
+/// Sampled blocks of this process; none before `status` is `Recording`.
 pub fn blocks() -> Option<BlockSet<'static>> {
     let slots = SLOTS.load(Ordering::Acquire);
     if slots.is_null() {
         return None;
     }
-    // SAFETY: mapped for good, with so many words; the count was stored before.
+    // SAFETY: mapped permanently, with that many words; the count was stored before.
     let slots = unsafe { core::slice::from_raw_parts(slots, SLOT_COUNT.load(Ordering::Relaxed)) };
     Some(BlockSet::new(slots, &FILTER))
 }
@@ -274,34 +275,34 @@ pub fn blocks() -> Option<BlockSet<'static>> {
 /// The ring of this process, if it has one.
 pub fn ring() -> Option<Ring> {
     let state = RING_STATE.load(Ordering::Acquire);
-    // SAFETY: mapped for good.
+    // SAFETY: mapped permanently.
     if state.is_null() || unsafe { &*state }[0].load(Ordering::Acquire) != HAS_RING {
         return None;
     }
-    // SAFETY: the state says that the ring is mapped, and is wiped in a child, which has another.
+    // SAFETY: the state says that the ring is mapped, and is zeroed in a child, which has another.
     Some(unsafe { Ring::new(RING.load(Ordering::Relaxed), system::back) })
 }
 
-/// Number of the process's ring, at least 1: what a thread remembers of another number is of its parent.
+/// Number of the process's ring, at least 1: thread state with another number is from the parent.
 pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
 impl Process {
-    /// Bytes of stack to record at most.
+    /// Most bytes of stack to record.
     pub fn stack_size(&self) -> u32 {
         STACK_SIZE.load(Ordering::Relaxed)
     }
 
-    /// Whether stackprof has asked to record nothing more.
+    /// Whether stackprof has stopped the recording.
     pub fn is_stopped(&self) -> bool {
         self.control.is_stopped.load(Ordering::Relaxed) != 0
     }
 
-    /// The ring, which the first call makes. None: it cannot be made, or another thread is making it; then the
-    /// sample of this size is lost.
+    /// Returns the ring, which the first call creates. None: it cannot be created, or another thread is
+    /// creating it; then the sample of this size is lost.
     pub fn ring(&self, size: u64) -> Option<Ring> {
-        // SAFETY: mapped for good.
+        // SAFETY: mapped permanently.
         let [state, is_owner] = unsafe { &*RING_STATE.load(Ordering::Relaxed) };
         match state.load(Ordering::Acquire) {
             HAS_RING => return ring(),
@@ -322,7 +323,7 @@ impl Process {
         let is_child = is_owner.load(Ordering::Relaxed) == 0;
         let pid = system::pid();
         let next = if !is_child && pid != PID.load(Ordering::Relaxed) {
-            // In a child of vfork, which may become another program at any time. The ring is its parent's.
+            // In a child of vfork, which may call exec at any time. The ring is its parent's.
             lose_early(size);
             NO_RING
         } else {
@@ -345,9 +346,10 @@ impl Process {
         let data_size = DATA_SIZE.load(Ordering::Relaxed);
         let size = DATA_OFFSET + data_size as usize;
         if is_child {
-            // In a child of fork, where no other thread is: what the parent's threads held is free.
+            // In a child of fork, which has no other thread: locks of the parent's threads are
+            // free.
             BUFFERS_ARE_USED.store(false, Ordering::Relaxed);
-            // A counter at its end also marks what was allocated before the allocator was known.
+            // A saturated counter also marks blocks allocated before the allocator was looked up.
             for count in FILTER.iter().filter(|count| count.load(Ordering::Relaxed) != u8::MAX) {
                 count.store(0, Ordering::Relaxed);
             }
@@ -357,7 +359,7 @@ impl Process {
             }
         }
         let Some(path) = take_buffers() else { return Err(Refusal::Create) };
-        // Pieces of small rings are less than pages.
+        // Pieces of small rings are smaller than pages.
         let has_pages = piece_size(data_size) == MAX_PIECE_SIZE;
         let mut sequence = 0;
         let mapped = loop {
@@ -434,19 +436,20 @@ fn lose_early(size: u64) {
     lost.bytes.fetch_add(size, Ordering::Relaxed);
 }
 
-/// Whether no system call may be made.
+/// Whether system calls are forbidden.
 pub fn is_confined() -> bool {
     CONFINED.load(Ordering::Relaxed) != 0
 }
 
-/// The process is about to restrict its system calls: makes the ring while it can, and no call afterwards.
+/// The process is about to restrict its system calls: creates the ring while it can, and makes no calls
+/// afterwards.
 #[cfg(not(target_vendor = "apple"))]
 pub extern "C" fn confine() {
     if let Status::Recording(process) = status()
         && !is_confined()
     {
         let _blocked = system::BlockedSignals::new();
-        // Of no size: if another thread makes it now, nothing is lost.
+        // Of size 0: if another thread is creating it now, nothing is lost.
         if let Some(ring) = process.ring(0) {
             ring.pin();
         }
@@ -455,7 +458,7 @@ pub extern "C" fn confine() {
     CONFINED.store(1, Ordering::Relaxed);
 }
 
-/// The process exits: notes the time, and what is mapped now.
+/// The process exits: stores the time and a copy of its maps.
 pub fn end() {
     if is_confined() {
         return;

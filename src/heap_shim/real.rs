@@ -1,6 +1,6 @@
-//! The allocator's own functions: those of the next library that has them, be it libc or another allocator that
-//! the program links. They are looked up at the first call; what the look-up itself allocates comes from a small
-//! memory here.
+//! The allocator's functions: those of the next library that has them, libc or another allocator that the
+//! program links. They are looked up at the first call; allocations during the lookup come from a small
+//! bootstrap memory.
 #![allow(unsafe_code)]
 
 use super::block_set::filter_index;
@@ -11,12 +11,12 @@ use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Number of functions: `free`, then those of `Function`, whose numbers are indices.
+/// Number of functions: `free`, then those of `Function`, with their numbers as indexes.
 const COUNT: usize = Function::Pvalloc as usize + 1;
 
 const FREE: usize = 0;
 
-/// The functions, null until they are looked up; the entry points jump to them. Only `free` can be needed
+/// The functions, null until they are looked up; the entry points jump to them. Only `free` can be called
 /// before any thread has allocated.
 pub static REAL: [AtomicPtr<()>; COUNT] = {
     let mut functions = [const { AtomicPtr::new(null_mut()) }; COUNT];
@@ -29,9 +29,9 @@ const NOT_BEGUN: u32 = 0;
 const BUSY: u32 = 1;
 const DONE: u32 = 2;
 
-// SAFETY: of the types that the C standard gives them, as far as a call of three words sees them.
+// SAFETY: the types of the C standard, as far as they matter for a call with three words.
 type Allocate = unsafe extern "C" fn(usize, usize, usize) -> usize;
-// SAFETY: of the type that dlsym(3) gives it.
+// SAFETY: the type in dlsym(3).
 type Dlsym = unsafe extern "C" fn(*const (), *const u8) -> *mut ();
 
 fn look_up() -> bool {
@@ -46,7 +46,7 @@ fn look_up() -> bool {
     let find = |name: &core::ffi::CStr, of_glibc: *const ()| {
         let mut found = null_mut();
         if !dlsym.is_null() {
-            // SAFETY: the function of that name has this type, in each libc.
+            // SAFETY: the function of that name has this type in every libc.
             let dlsym: Dlsym = unsafe { core::mem::transmute(dlsym) };
             // SAFETY: a C string.
             found = unsafe { dlsym(RTLD_NEXT, name.as_ptr().cast()) };
@@ -74,18 +74,19 @@ fn look_up() -> bool {
     true
 }
 
-/// Looks the functions up: when the shim is loaded, or for a constructor that calls `prctl` or `syscall` before.
+/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls `prctl` or
+/// `syscall`.
 pub extern "C" fn load() {
     look_up();
 }
 
-/// `prctl` of libc, whose callers may restrict their system calls; null until it is looked up.
+/// `prctl` of libc, whose callers may restrict system calls; null until it is looked up.
 pub static REAL_PRCTL: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
 /// `syscall` of libc.
 pub static REAL_SYSCALL: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
-/// Calls one of the allocator's functions with a program's arguments.
+/// Calls an allocator function with the program's arguments.
 pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
     if !look_up() {
         return from_bootstrap(function, a, b, c);
@@ -96,7 +97,7 @@ pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
         return leave_bootstrap(a, size, if function == Function::Realloc { b } else { b.saturating_mul(c) });
     }
     match get(function as usize) {
-        // SAFETY: the allocator's function, with what the program gave; it ignores what it does not take.
+        // SAFETY: the allocator's function, with the program's arguments; it ignores extra ones.
         Some(real) => unsafe { real(a, b, c) },
         None => replace(function, a, b, c),
     }
@@ -104,11 +105,11 @@ pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
 
 fn get(index: usize) -> Option<Allocate> {
     let function = REAL[index].load(Ordering::Acquire);
-    // SAFETY: looked up by the name of a function that takes at most three words and gives one.
+    // SAFETY: looked up by the name of a function that takes at most three words and returns one.
     (!function.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Allocate>(function) })
 }
 
-/// What a function does that this libc does not have: the program asked whether it is there, and found the shim's.
+/// Emulates a function that this libc lacks: the program checked whether it exists, and found the shim's.
 fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
     const PAGE: usize = 4096;
     match function {
@@ -122,7 +123,7 @@ fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
             if block == 0 {
                 return ENOMEM;
             }
-            // SAFETY: the program gave it for this.
+            // SAFETY: the program passed it for this.
             unsafe { *(a as *mut usize) = block };
             0
         }
@@ -130,13 +131,13 @@ fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
     }
 }
 
-/// Gives a block back to the allocator.
+/// Returns a block to the allocator.
 pub fn free(address: usize) {
     if bootstrap_size(address).is_some() || !look_up() {
         return;
     }
     if let Some(real) = get(FREE) {
-        // SAFETY: what the program gave.
+        // SAFETY: the program's argument.
         unsafe { real(address, 0, 0) };
     }
 }
@@ -147,19 +148,19 @@ extern "C" fn first_free(address: usize) {
     }
 }
 
-// ---- blocks that the look-up itself allocates
+// ---- blocks allocated during the lookup
 
 const BOOTSTRAP_SIZE: usize = 16384;
 
 #[repr(align(16))]
 struct Bootstrap(UnsafeCell<[u8; BOOTSTRAP_SIZE]>);
 
-// SAFETY: each thread takes bytes of its own by adding to BOOTSTRAP_USED.
+// SAFETY: each thread reserves separate bytes by adding to BOOTSTRAP_USED.
 unsafe impl Sync for Bootstrap {}
 
 static BOOTSTRAP: Bootstrap = Bootstrap(UnsafeCell::new([0; BOOTSTRAP_SIZE]));
 static BOOTSTRAP_USED: AtomicUsize = AtomicUsize::new(0);
-/// In front of each block: its size.
+/// Bytes before each block for its size.
 const HEADER: usize = 16;
 
 fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
@@ -180,15 +181,15 @@ fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
         return 0;
     }
     let base = BOOTSTRAP.0.get().cast::<u8>();
-    // SAFETY: these bytes are this call's own, and aligned.
+    // SAFETY: these bytes belong to this call, and are aligned.
     let block = unsafe {
         base.add(at).cast::<usize>().write(size);
         base.add(at + HEADER)
     };
-    // Frees of it have to come here.
+    // Routes frees of it to this library.
     FILTER[filter_index(block as u64)].store(u8::MAX, Ordering::Relaxed);
     if let Some(old_size) = bootstrap_size(old) {
-        // SAFETY: both blocks have so many bytes.
+        // SAFETY: both blocks have that many bytes.
         unsafe { core::ptr::copy_nonoverlapping(old as *const u8, block, old_size.min(size)) };
     }
     block as usize
@@ -196,7 +197,7 @@ fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
 
 fn bootstrap_size(address: usize) -> Option<usize> {
     let begin = BOOTSTRAP.0.get() as usize;
-    // SAFETY: blocks in this memory have their size in front.
+    // SAFETY: blocks in this memory are preceded by their size.
     (address > begin && address < begin + BOOTSTRAP_SIZE)
         .then(|| unsafe { *((address - HEADER) as *const usize) })
 }
@@ -204,7 +205,7 @@ fn bootstrap_size(address: usize) -> Option<usize> {
 fn leave_bootstrap(old: usize, old_size: usize, size: usize) -> usize {
     let block = allocate(Function::Malloc, size, 0, 0);
     if block != 0 {
-        // SAFETY: both blocks have so many bytes.
+        // SAFETY: both blocks have that many bytes.
         unsafe { core::ptr::copy_nonoverlapping(old as *const u8, block as *mut u8, old_size.min(size)) };
     }
     block

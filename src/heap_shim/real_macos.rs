@@ -1,5 +1,5 @@
-//! The allocator's own functions on macOS: what this library itself calls by name is not replaced. The table for dyld
-//! stands here, too.
+//! The allocator's functions on macOS: calls by name from this library are not interposed. Also has the table for
+//! dyld.
 #![allow(unsafe_code)]
 
 use super::entry;
@@ -7,7 +7,7 @@ use super::shared_memory::Function;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-// SAFETY: functions of libSystem, of these types as far as a call of three words sees them.
+// SAFETY: functions of libSystem, with types that fit a call with three words.
 #[link(name = "System")]
 unsafe extern "C" {
     fn malloc(a: usize, b: usize, c: usize) -> usize;
@@ -20,12 +20,12 @@ unsafe extern "C" {
     fn free_block(a: usize, b: usize, c: usize) -> usize;
 }
 
-// SAFETY: of the type that the functions above have.
+// SAFETY: the type of the functions above.
 type Allocate = unsafe extern "C" fn(usize, usize, usize) -> usize;
 
 const COUNT: usize = Function::Pvalloc as usize + 1;
 
-/// `free`, then the functions by the number of their `Function`; null where macOS has none.
+/// `free`, then the functions by the number of their `Function`; null if macOS lacks them.
 pub static REAL: [AtomicPtr<()>; COUNT] = {
     let mut functions = [const { AtomicPtr::new(null_mut()) }; COUNT];
     functions[0] = AtomicPtr::new(free_block as *mut ());
@@ -38,7 +38,7 @@ pub static REAL: [AtomicPtr<()>; COUNT] = {
     functions
 };
 
-/// A line of the table: dyld puts `new` in the place of `old` in all other images.
+/// An entry of the table: dyld replaces `old` with `new` in all other images.
 #[repr(C)]
 struct Interposed {
     new: *const (),
@@ -61,19 +61,19 @@ static TABLE: [Interposed; 7] = [
     Interposed { new: entry::free as *const (), old: free_block as *const () },
 ];
 
-/// Calls one of the allocator's functions with a program's arguments.
+/// Calls an allocator function with the program's arguments.
 pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
     match get(function as usize) {
-        // SAFETY: the allocator's function, with what the program gave; it ignores what it does not take.
+        // SAFETY: the allocator's function, with the program's arguments; it ignores extra ones.
         Some(real) => unsafe { real(a, b, c) },
         None => 0,
     }
 }
 
-/// Gives a block back to the allocator.
+/// Returns a block to the allocator.
 pub fn free(address: usize) {
     if let Some(real) = get(0) {
-        // SAFETY: what the program gave.
+        // SAFETY: the program's argument.
         unsafe { real(address, 0, 0) };
     }
 }

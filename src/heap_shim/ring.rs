@@ -1,5 +1,5 @@
-//! The writer of a ring: reserves room for a record, and commits it. The layout and its rules are in
-//! `shared_memory.rs`. Lock-free, for any number of threads; a full ring refuses at once.
+//! The writer of a ring: reserves space for a record, and commits it. `shared_memory.rs` defines the
+//! layout and its rules. Lock-free, for any number of threads; a full ring refuses at once.
 #![allow(unsafe_code)]
 
 use super::shared_memory::{
@@ -8,7 +8,7 @@ use super::shared_memory::{
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Has the kernel back mapped memory, and says whether there was space.
+/// Has the kernel back mapped memory; returns whether there was space.
 pub type Back = fn(*mut u8, usize) -> bool;
 
 /// A mapped ring.
@@ -18,7 +18,7 @@ pub struct Ring {
     back: Back,
 }
 
-/// Room for a record, of which the word is stored.
+/// Reserved space for a record; its word is stored.
 #[derive(Debug)]
 pub struct Reservation {
     record: *mut u8,
@@ -26,11 +26,11 @@ pub struct Reservation {
 }
 
 impl Ring {
-    /// The ring that is mapped at an address.
+    /// The ring mapped at an address.
     ///
     /// # Safety
-    /// `DATA_OFFSET + data_size` bytes are mapped there for as long as the ring is used, the header's constant
-    /// fields are set, `data_size` is a power of two, and nobody but writers and one reader changes the data.
+    /// `DATA_OFFSET + data_size` bytes are mapped there while the ring is used, the header's constant fields
+    /// are set, `data_size` is a power of two, and only writers and one reader change the data.
     pub unsafe fn new(base: *mut u8, back: Back) -> Self {
         Self { base, back }
     }
@@ -41,12 +41,12 @@ impl Ring {
         unsafe { &*self.base.cast() }
     }
 
-    /// Room for an allocation's record of `length` bytes: none if the ring is full.
+    /// Reserves an allocation record of `length` bytes; none if the ring is full.
     pub fn reserve_allocation(&self, length: u32) -> Option<Reservation> {
         self.reserve(length, Kind::Allocation, allocation_limit(self.header().data_size))
     }
 
-    /// Room for a record of a free.
+    /// Reserves a free record.
     pub fn reserve_free(&self, kind: Kind) -> Option<Reservation> {
         self.reserve(size_of::<Free>() as u32, kind, self.header().data_size)
     }
@@ -59,12 +59,12 @@ impl Ring {
             let offset = write & (size - 1);
             let pad = if u64::from(length) <= size - offset { 0 } else { size - offset };
             let end = write + pad + u64::from(length);
-            // Acquire: the reader has filled with zero what it gave back.
+            // Acquire: the reader has zeroed the released bytes.
             let read = header.read.load(Ordering::Acquire);
             if end.wrapping_sub(read) > limit {
                 return None;
             }
-            // One more than is needed, as far as the reader has given back.
+            // One piece more than needed, limited to what the reader has released.
             let ahead = (end + piece_size(size)).min(read.wrapping_add(size));
             if ahead > header.backed.load(Ordering::Acquire) && !self.back_ahead(end, ahead) {
                 header.no_space.fetch_add(1, Ordering::Relaxed);
@@ -76,7 +76,7 @@ impl Ring {
             }
         };
         if pad > 0 {
-            // Less than a record, which has 32 bits of length.
+            // Padding is smaller than a record, so its length fits into 32 bits.
             self.store_word((size - pad) as usize, word(pad as u32, Kind::Pad, 0, COMMITTED));
         }
         self.store_word(record_at as usize, word(length, kind, 0, RESERVED));
@@ -85,8 +85,8 @@ impl Ring {
         Some(Reservation { record, length })
     }
 
-    /// Has pieces backed up to `ahead`, by one thread, while others go on to `end` as long as that is backed: threads that
-    /// have the same pages backed wait for each other in the kernel. Says whether `end` is.
+    /// Backs pieces up to `ahead` in one thread, while others continue to `end` as long as that is backed: threads that
+    /// back the same pages wait for each other in the kernel. Returns whether `end` is backed.
     fn back_ahead(&self, end: u64, ahead: u64) -> bool {
         let header = self.header();
         let is_backed = || header.backed.load(Ordering::Acquire) >= end;
@@ -98,8 +98,8 @@ impl Ring {
         is_done
     }
 
-    /// Has pieces backed up to a count. The reader has given back what was there: `read` and `backed` are multiples of
-    /// a piece's size, and `end` is at most the ring's size beyond `read`. Threads that do so at once do it twice.
+    /// Backs pieces up to a count. The reader has released what was there: `read` and `backed` are multiples of the
+    /// piece size, and `end` is at most the ring's size beyond `read`. Concurrent calls repeat the work.
     fn back_to(&self, end: u64) -> bool {
         let header = self.header();
         let piece = piece_size(header.data_size);
@@ -119,10 +119,10 @@ impl Ring {
         }
     }
 
-    /// Backs all of the ring, so that writers need no system call from here on.
+    /// Backs all of the ring, so that writers need no more system calls.
     pub fn pin(&self) {
         let header = self.header();
-        // Before it is backed: holes that the reader makes later are filled by the reader.
+        // Before it is backed: the reader fills holes that it makes after this.
         header.is_pinned.store(1, Ordering::SeqCst);
         // SAFETY: where the data begins.
         let data = unsafe { self.base.add(DATA_OFFSET) };
@@ -155,14 +155,14 @@ const fn word(length: u32, kind: Kind, flags: u8, state: u8) -> u64 {
 }
 
 impl Reservation {
-    /// Where the stack bytes of an allocation go, and how many fit.
+    /// Destination of an allocation's stack bytes, and its size.
     pub fn stack(&self) -> (*mut u8, usize) {
         let fixed = size_of::<Allocation>();
-        // SAFETY: an allocation's record is at least that long.
+        // SAFETY: an allocation record is at least that long.
         (unsafe { self.record.add(fixed) }, self.length as usize - fixed)
     }
 
-    /// Stores an allocation and makes it readable. The rest of the room becomes a record of no meaning.
+    /// Stores an allocation and makes it readable. The rest of the reservation becomes padding.
     pub fn commit_allocation(self, mut record: Allocation, flags: u8) {
         let used = super::shared_memory::allocation_length(record.stack_size).min(self.length);
         record.word = word(self.length, Kind::Allocation, 0, RESERVED);
@@ -205,13 +205,13 @@ mod tests {
 
         fn with(data_size: usize, back: Back) -> (Self, Ring) {
             let memory = Self(
-                // SAFETY: of a size that is not 0.
+                // SAFETY: the size is not 0.
                 unsafe { alloc_zeroed(Self::layout(data_size)) },
                 data_size,
             );
             // SAFETY: there is room for a header, and zero is valid for all its fields.
             unsafe { (*memory.0.cast::<RingHeader>()).data_size = data_size as u64 };
-            // SAFETY: as large as it says, and used by this test only.
+            // SAFETY: as large as it says, and only used by this test.
             let ring = unsafe { Ring::new(memory.0, back) };
             (memory, ring)
         }
@@ -220,7 +220,7 @@ mod tests {
             Layout::from_size_align(DATA_OFFSET + data_size, 64).expect("a size")
         }
 
-        /// The record at the reader's position, which it moves on.
+        /// Takes the record at the reader's position.
         fn take(&self) -> Option<(Word, Vec<u8>)> {
             // SAFETY: the header of `new`.
             let header = unsafe { &*self.0.cast::<RingHeader>() };
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_in_order_and_around_the_end() {
+    fn records_are_read_in_order_across_the_end() {
         let (memory, ring) = Memory::new(4096);
         let mut pads = 0;
         for n in 0..1000u64 {
@@ -300,7 +300,7 @@ mod tests {
         assert!(pads > 100, "the end of the ring was reached");
     }
 
-    /// At each fill of the ring: what fits is kept, what does not is refused, and room comes back.
+    /// Fills the ring repeatedly: fitting records are kept, others refused, and space is released.
     #[test]
     fn a_full_ring_refuses_allocations_before_frees() {
         for offset in 0..64 {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     std::thread_local! {
-        /// Memory that was backed, and how much more can be.
+        /// Backed memory, and how much more can be backed.
         static BACKED: std::cell::RefCell<(Vec<(usize, usize)>, usize)> = const { std::cell::RefCell::new((Vec::new(), 0)) };
     }
 
@@ -362,12 +362,12 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_backed_before_they_are_entered_and_what_has_no_space_is_counted() {
+    fn pieces_are_backed_before_use_and_failures_counted() {
         let (memory, ring) = Memory::with(16384, back_while_there_is_space);
         let piece = piece_size(16384) as usize;
         let data = memory.0 as usize + DATA_OFFSET;
         let no_space = || ring.header().no_space.load(Ordering::Relaxed);
-        // Nothing to be had at first.
+        // No memory is available at first.
         assert!(ring.reserve_free(Kind::Free).is_none());
         assert_eq!(no_space(), 1);
         for round in 0..20 {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_write_at_once() {
+    fn threads_write_concurrently() {
         let (memory, ring) = Memory::new(1 << 16);
         let per_thread = 20_000u64;
         let mut next = [0u64; 4];

@@ -1,4 +1,4 @@
-//! What the entry points do not do in assembly: draws the next interval, calls the allocator, records the sampled
+//! The slow path of the entry points: draws the next interval, calls the allocator, records the sampled
 //! allocation, and the free of a sampled block.
 #![allow(unsafe_code)]
 
@@ -11,18 +11,18 @@ use super::shared_memory::{
 };
 use super::system::{self, BlockedSignals, Thread};
 
-/// Registers of the caller, as an entry point stores them.
+/// The caller's registers, as stored by an entry point.
 pub type CallerRegisters = [u64; super::entry::REGISTER_COUNT];
 
-/// Bytes below its base that are taken for a thread's own stack: as many as threads have by default, so that the next
-/// mapping below is another one.
+/// Assumed size of a thread's own stack: the default of most systems, so that the next mapping below is a different
+/// one.
 const OWN_STACK_SIZE: u64 = 8 << 20;
 
-/// More than any program allocates: the entry points come here no more.
+/// More than any program allocates: the entry points no longer take the slow path.
 const NEVER: u64 = 1 << 62;
 
-/// An allocation whose size is at least what was left of the thread's interval, or the `realloc` of a block that
-/// may be sampled. The entry point has subtracted its size.
+/// Handles an allocation with at least the remaining size of the thread's interval, or the `realloc` of a block
+/// that may be sampled. The entry point has subtracted its size.
 ///
 /// # Safety
 /// Called by an entry point with the program's arguments and the number of a `Function`.
@@ -54,8 +54,8 @@ pub unsafe extern "C" fn allocate(
     let thread = Thread::current();
     let before = thread.left().wrapping_add(size);
     let sp = registers[super::entry::SP];
-    // The allocator calls itself, or a handler of a fault allocates. A greater stack pointer is of a call that
-    // was left by longjmp.
+    // The allocator calls itself, or the handler of a fault allocates. A higher stack pointer means that
+    // longjmp left the earlier call.
     if thread.guard() != 0 && sp <= thread.guard() {
         thread.set_left(before);
         return real::allocate(function, a, b, c);
@@ -92,14 +92,14 @@ pub unsafe extern "C" fn allocate(
     let is_tracked = is_tracked && release(thread, resized);
     let result = real::allocate(function, a, b, c);
     let block = match function {
-        // An int: the rest of the register has no meaning.
+        // An int: the upper half of the register is undefined.
         Function::PosixMemalign if result as i32 != 0 => 0,
         // SAFETY: the allocator has stored the block there.
         Function::PosixMemalign => unsafe { *(a as *const u64) },
         _ => result as u64,
     };
     if block == 0 {
-        // Of size 0 it is freed.
+        // A size of 0 frees the block.
         if is_tracked && size != 0 {
             restore(thread, resized);
         }
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn allocate(
     result
 }
 
-/// The free of a block that may be sampled.
+/// Handles the free of a block that may be sampled.
 ///
 /// # Safety
 /// Called by an entry point with the program's argument.
@@ -141,11 +141,11 @@ fn record(
     };
     let (to, _) = room.stack();
     let (copied, is_refused) = if is_mapped {
-        // SAFETY: the thread's own stack, above its stack pointer; the room is for that many bytes.
+        // SAFETY: the thread's own stack, above its stack pointer; the buffer has that many bytes.
         unsafe { core::ptr::copy_nonoverlapping(sp as *const u8, to, wanted as usize) };
         (wanted as usize, false)
     } else {
-        // SAFETY: the room is for that many bytes; the stack pointer is the caller's.
+        // SAFETY: the buffer has that many bytes; the stack pointer is the caller's.
         unsafe { system::copy_stack(sp, to, wanted as usize) }
     };
     let mut flags = 0;
@@ -179,8 +179,8 @@ fn record(
     room.commit_allocation(record, flags);
 }
 
-/// Whether the part of a stack that is to be copied is known to be mapped, and its size: up to the base of the thread's own
-/// stack. Other stacks (coroutines, alternate stacks) have no base that is known, and often lie in the heap: less of them.
+/// Whether the part of a stack to copy is known to be mapped, and its size: up to the base of the thread's own stack.
+/// Other stacks (coroutines, alternate stacks) have no known base and are often in the heap, so less of them is copied.
 fn stack_part(sp: u64, low: u64, base: u64, limit: u32) -> (bool, u32) {
     let above = base.wrapping_sub(sp);
     if base == 0 {
@@ -192,14 +192,14 @@ fn stack_part(sp: u64, low: u64, base: u64, limit: u32) -> (bool, u32) {
     }
 }
 
-/// After a fork the thread has another number.
+/// Updates the thread id after a fork.
 fn refresh(thread: Thread) {
     if thread.generation() != process::generation() {
         thread.set_generation(process::generation());
     }
 }
 
-/// Takes a block out of the set and records that it is freed; false if another thread did so.
+/// Removes a block from the set and records its free; false if another thread did so.
 fn release(thread: Thread, address: u64) -> bool {
     let is_removed = process::blocks().is_some_and(|blocks| blocks.remove(address));
     if is_removed && let Some(ring) = process::ring() {
@@ -208,7 +208,7 @@ fn release(thread: Thread, address: u64) -> bool {
     is_removed
 }
 
-/// Puts a block back that was not freed after all.
+/// Adds a block to the set again because it was not freed.
 fn restore(thread: Thread, address: u64) {
     let is_inserted = process::blocks().is_some_and(|blocks| blocks.insert(address));
     if let Some(ring) = process::ring() {

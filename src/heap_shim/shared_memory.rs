@@ -1,5 +1,5 @@
-//! The memory that the heap shim shares with stackprof: one control file, and one ring of records per
-//! recorded process. Both programs compile this file; it names nothing but `core`.
+//! The memory that the heap shim shares with stackprof: one control file, and one ring of records per recorded
+//! process. Both programs compile this file; it uses only `core`.
 //!
 //! The directory (mode 0700, its path in `STACKPROF_HEAP`) holds:
 //!
@@ -10,66 +10,65 @@
 //! | `maps.PID.N` | the shim, before that ring (Linux) | /proc/self/maps at that time |
 //! | `maps.PID.N.end` | the shim, when the process exits (Linux) | /proc/self/maps at exit, if the process reached it |
 //!
-//! PID is what `getpid()` gives in the process; N counts from 0 and is the first free number, so that
-//! a program started by `execve` in the same process has the next one.
+//! PID is the result of `getpid()` in the process; N counts from 0 and is the first free number, so that a program
+//! started by `execve` in the same process gets the next one.
 //!
 //! # Ring
 //!
-//! `RingHeader::write` and `RingHeader::read` count bytes and never go back; a position is
-//! `DATA_OFFSET + (count & (data_size - 1))`. A writer reserves by compare-and-swap on `write`, stores the
-//! record's [`Word`] as [`RESERVED`] at once, fills the record and stores the word as [`COMMITTED`]
-//! (release). Records begin at multiples of [`RECORD_ALIGNMENT`] and do not wrap: [`Kind::Pad`] fills the
-//! end of the ring.
+//! `RingHeader::write` and `RingHeader::read` are byte counts that only increase; a position is `DATA_OFFSET + (count
+//! & (data_size - 1))`. A writer reserves space by compare-and-swap on `write`, stores the record's [`Word`] as
+//! [`RESERVED`] at once, fills the record and stores the word as [`COMMITTED`] (release). Records begin at multiples
+//! of [`RECORD_ALIGNMENT`] and do not wrap: [`Kind::Pad`] fills the end of the ring.
 //!
-//! The reader begins at 0 and loads the word of each record (acquire): 0 or reserved: nothing to read yet; committed: it
-//! copies the record and goes on behind it. Of what it has passed it **fills whole pieces with zero**, and then stores
-//! the count behind them in `read` (release): a piece has [`piece_size`] bytes. After the process has
-//! ended, a reserved record was never finished and is skipped by its length; a zero word before `write`
-//! ends the ring. The reader never truncates the file (the process would get SIGBUS); it unlinks it.
+//! The reader begins at 0 and loads the word of each record (acquire). If it is 0 or reserved, there is nothing to
+//! read yet; if it is committed, the reader copies the record and continues after it. It **zeroes whole pieces** that
+//! it has passed, and then stores the count after them in `read` (release): a piece has [`piece_size`] bytes. After
+//! the process has ended, a reserved record was never finished and is skipped by its length; a zero word before
+//! `write` ends the ring. The reader never truncates the file (the process would get SIGBUS); it unlinks it.
 //!
 //! # Memory of a ring
 //!
-//! The file is sparse: a ring costs what is unread. A writer has the kernel back the next piece before it enters it, up
-//! to the count `backed`; where there is no space for it, the record is lost (`no_space`), and the program never gets
-//! the SIGBUS that a store to a page without space raises. The reader punches holes where it fills with zero, unless
-//! the ring `is_pinned`: then all of it was backed in advance. After a hole it looks again: a ring that was pinned
-//! meanwhile gets its piece back before `read` gives that to the writers.
+//! The file is sparse: a ring takes memory only for unread records. A writer has the kernel back the next piece
+//! before it enters it, up to the count `backed`; if there is no space for it, the record is lost (`no_space`), and
+//! the program never gets the SIGBUS that a store to an unbacked page raises. The reader punches holes where it
+//! zeroes, unless the ring `is_pinned`: then all of it was backed in advance. After punching a hole it checks again:
+//! if the ring was pinned meanwhile, the reader backs the piece again before it releases it through `read`.
 //!
-//! Order: a free is in the ring before the allocator gets the block back, an allocation after the
-//! allocator gave it and before the program has it. So the records of one address are in order.
+//! Order: a free is in the ring before the allocator gets the block back, an allocation after the allocator returned
+//! it and before the program has it. So the records of one address are in order.
 //!
-//! A full ring loses the record: `RingHeader::lost_allocations`, `lost_frees`. The last eighth of the ring
-//! is for frees only. A lost allocation is not in the set of sampled blocks, so that its free has no record.
+//! A full ring loses the record: `RingHeader::lost_allocations`, `lost_frees`. The last eighth of the ring is for
+//! frees only. A lost allocation is not in the set of sampled blocks, so its free has no record.
 //!
-//! What the shim writes is under the recorded program's control: the reader checks each length.
+//! The recorded program controls what the shim writes: the reader checks each length.
 
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// The environment variable with the directory's path.
+/// Environment variable with the directory's path.
 pub const DIRECTORY_VARIABLE: &str = "STACKPROF_HEAP";
 
-/// The control file's name in the directory.
+/// Name of the control file in the directory.
 pub const CONTROL_NAME: &str = "control";
 
-/// The names of rings begin with it; `PID.N` follows.
+/// File name prefix of rings; `PID.N` follows.
 pub const RING_PREFIX: &str = "ring.";
 
-/// The names of copies of /proc/self/maps begin with it; `PID.N` or `PID.N.end` follows.
+/// File name prefix of copies of /proc/self/maps; `PID.N` or `PID.N.end` follows.
 pub const MAPS_PREFIX: &str = "maps.";
 
-/// The name of the shim in the directory.
+/// File name of the shim in the directory.
 pub const SHIM_NAME: &str = if cfg!(target_vendor = "apple") { "heap.dylib" } else { "heap.so" };
 
 /// First word of `Control` and of `RingHeader`: "sp-heap" and the version of this layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x02");
 
-/// Bytes of the control file.
+/// Size of the control file, bytes.
 pub const CONTROL_SIZE: usize = 4096;
 
-/// Where the records of a ring begin; a multiple of every page size.
+/// Offset of the records in a ring; a multiple of every page size.
 pub const DATA_OFFSET: usize = 65536;
 
-/// Records begin at multiples of it, and their lengths are multiples of it.
+/// Alignment of records and of their lengths.
 pub const RECORD_ALIGNMENT: usize = 16;
 
 /// The largest `Control::stack_size`: buffers of 64 KiB on a stack are common, and callers lie above them.
@@ -82,20 +81,21 @@ pub const MIN_DATA_SIZE: u64 = 4096;
 /// The largest `Control::data_size`.
 pub const MAX_DATA_SIZE: u64 = 1 << 32;
 
-/// Bytes of records in a ring, unless told otherwise: with the set of sampled blocks below 8 MB.
+/// Default size of the records in a ring: with the set of sampled blocks below 8 MB.
 pub const DEFAULT_DATA_SIZE: u64 = 4 << 20;
 
-/// Most bytes of a stack that is not the thread's own: a coroutine's, an alternate stack.
+/// Most bytes of a stack other than the thread's own: a coroutine's, an alternate stack.
 pub const OTHER_STACK_SIZE: u32 = 16384;
 
 /// Slots of the set of sampled blocks at the default rate: 512 KiB of memory. Each sampled live block takes
-/// one; half of the slots can be used before blocks are recorded with [`flag::UNTRACKED`].
+/// one; when half of the slots are used, further blocks are recorded with [`flag::UNTRACKED`].
 pub const DEFAULT_SET_SLOTS: u64 = 1 << 16;
 
-/// The largest `Control::set_slots`: 2 GiB of address space, which take memory where they are used.
+/// The largest `Control::set_slots`: 2 GiB of address space, backed by memory only where used.
 pub const MAX_SET_SLOTS: u64 = 1 << 28;
 
-/// What stackprof asks of the shim, and what processes report that have no ring. All processes map it.
+/// The settings that stackprof passes to the shim, and reports of processes without a ring. All
+/// processes map it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Control {
@@ -107,20 +107,20 @@ pub struct Control {
     pub data_size: u64,
     /// Slots of the set of sampled blocks: a power of two, 64 to [`MAX_SET_SLOTS`].
     pub set_slots: u64,
-    /// Bytes of stack per sample at most: a multiple of 16, at most [`MAX_STACK_SIZE`].
+    /// Most bytes of stack per sample: a multiple of 16, at most [`MAX_STACK_SIZE`].
     pub stack_size: u32,
     /// Nonzero stops all recording: sampled allocations are lost without being counted.
     pub is_stopped: AtomicU32,
-    /// Seed of the sampling intervals; 0 takes one from the clock. Two runs of a program with one thread and
-    /// the same seed sample the same allocations.
+    /// Seed of the sampling intervals; 0 takes one from the clock. Two runs of a single-threaded program
+    /// with the same seed sample the same allocations.
     pub seed: u64,
-    /// Number of programs (processes that called `execve`) that the shim was loaded into. 0 after the command
-    /// ran: it is linked statically, runs with other privileges, or its environment was cleared.
+    /// Number of programs (processes that called `execve`) that loaded the shim. 0 after the command ran: it
+    /// is statically linked, runs with other privileges, or its environment was cleared.
     pub programs: AtomicU64,
-    /// Number of processes that took a sample and could not make a ring, by [`Refusal`].
+    /// Number of processes that took a sample and could not create a ring, by [`Refusal`].
     pub refusals: [AtomicU64; 8],
     /// Number of seccomp filters of stackprof itself (`Seccomp_filters` in /proc/self/status), plus 1. A program that
-    /// starts with more is not recorded: the shim's system calls could end it. 0: not compared.
+    /// starts with more is not recorded: the shim's system calls could kill it. 0: not compared.
     pub seccomp_filters: u64,
 }
 
@@ -128,9 +128,9 @@ pub struct Control {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The file could not be created: no right to the directory, no free descriptor.
+    /// The file could not be created: no access to the directory, no free descriptor.
     Create = 0,
-    /// No space for the file, or more than the process may write (`RLIMIT_FSIZE`).
+    /// No space for the file, or above the process's file size limit (`RLIMIT_FSIZE`).
     Space = 1,
     /// No address space.
     Map = 2,
@@ -138,18 +138,18 @@ pub enum Refusal {
     Control = 3,
 }
 
-/// How a ring's process began.
+/// Origin of a ring's process.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// By `execve`: no block is older than the ring.
     Program = 1,
-    /// By `fork`: it has copies of its parent's blocks, whose frees have no record. Every block of its ring
-    /// was allocated after the fork.
+    /// By `fork`: it has copies of its parent's blocks, and their frees have no record. Every block in its
+    /// ring was allocated after the fork.
     Fork = 2,
 }
 
-/// Numbers of allocations of one size class that did not fit into the ring.
+/// Lost allocations of one size class: they did not fit into the ring.
 #[repr(C)]
 #[derive(Debug)]
 pub struct LostAllocations {
@@ -162,19 +162,19 @@ pub struct LostAllocations {
 /// Number of size classes of lost allocations.
 pub const SIZE_CLASSES: usize = 64;
 
-/// The beginning of a ring. Fields that are not atomic are constant once `magic` is [`MAGIC`].
+/// The header of a ring. Fields that are not atomic are constant once `magic` is [`MAGIC`].
 #[repr(C)]
 #[derive(Debug)]
 pub struct RingHeader {
     /// [`MAGIC`], stored last (release); 0 before.
     pub magic: AtomicU64,
-    /// Bytes of records: the file has `DATA_OFFSET` more. A power of two.
+    /// Bytes of records, a power of two; the file has `DATA_OFFSET` more.
     pub data_size: u64,
     /// `Control::mean_bytes` of this process.
     pub mean_bytes: u64,
-    /// CLOCK_MONOTONIC when the ring was made (macOS: CLOCK_UPTIME_RAW).
+    /// CLOCK_MONOTONIC when the ring was created (macOS: CLOCK_UPTIME_RAW).
     pub start_ns: u64,
-    /// What `getpid()` gives in the process.
+    /// Result of `getpid()` in the process.
     pub pid: u32,
     /// N of the file's name.
     pub sequence: u32,
@@ -182,8 +182,8 @@ pub struct RingHeader {
     pub origin: u32,
     /// [`X86_64`] or [`AARCH64`].
     pub processor: u32,
-    /// After a fork: what `getpid()` gives in the nearest ancestor that has a ring, or else in the one that
-    /// called `execve`; 0 if this process did.
+    /// After a fork: `getpid()` of the nearest ancestor with a ring, or else of the one that called
+    /// `execve`; 0 if this process did.
     pub parent_pid: u32,
     /// N of that ancestor's ring; meaningless if `parent_has_ring` is 0.
     pub parent_sequence: u32,
@@ -191,32 +191,35 @@ pub struct RingHeader {
     pub parent_has_ring: u32,
     /// `Control::stack_size` of this process.
     pub stack_size: u32,
-    /// The thread's name when the ring was made (Linux), with zero bytes behind it.
+    /// The thread's name when the ring was created (Linux), padded with zeros.
     pub comm: [u8; 16],
     /// Keeps `write` off the constant fields' cache line.
     pub padding: [u64; 6],
-    /// Bytes reserved since the ring was made.
+    /// Bytes reserved since the ring was created.
     pub write: AtomicU64,
     /// Keeps `read` off the cache line of `write`.
     pub write_padding: [u64; 15],
-    /// Bytes that the reader has given back: a multiple of the size of a piece. Only the reader writes it.
+    /// Bytes released by the reader: a multiple of the piece size. Only the reader writes it.
     pub read: AtomicU64,
     /// Keeps the counters off the cache line of `read`.
     pub read_padding: [u64; 15],
-    /// Number of frees of sampled blocks that did not fit: those blocks are not live, though no record says so.
+    /// Number of frees of sampled blocks that did not fit: those blocks are not live, although no record says
+    /// so.
     pub lost_frees: AtomicU64,
-    /// How many of the lost allocations were lost while another thread made the ring.
+    /// How many of the lost allocations were lost while another thread created the ring.
     pub early: AtomicU64,
     /// CLOCK_MONOTONIC when the shim's destructor ran; 0 before, and if the process ended without.
     /// Records may follow: exit handlers allocate.
     pub end_ns: AtomicU64,
-    /// Counts below it have memory; a multiple of the size of a piece.
+    /// Counts below it have memory; a multiple of the piece size.
     pub backed: AtomicU64,
-    /// How many of the lost allocations and frees were lost since there was no space for the next piece.
+    /// How many of the lost allocations and frees were lost because there was no space for the next
+    /// piece.
     pub no_space: AtomicU64,
-    /// Nonzero: the process makes no system calls, or its kernel cannot back pieces: the reader makes no holes.
+    /// Nonzero: the process makes no system calls, or its kernel cannot back pieces: the reader punches no
+    /// holes.
     pub is_pinned: AtomicU64,
-    /// Nonzero while a thread has a piece backed.
+    /// Nonzero while a thread is backing a piece.
     pub is_backing: AtomicU64,
     /// Zero.
     pub reserved: u64,
@@ -230,17 +233,17 @@ pub const X86_64: u32 = 62;
 /// `RingHeader::processor` of aarch64. Its registers are those of [`aarch64_register`].
 pub const AARCH64: u32 = 183;
 
-/// What a record is.
+/// Type of a record.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing: skip its length. Only the word is valid.
+    /// Padding: skip its length. Only the word is valid.
     Pad = 1,
     /// [`Allocation`], then `stack_size` bytes of stack, then padding.
     Allocation = 2,
-    /// [`Free`]: a sampled block is given back.
+    /// [`Free`]: a sampled block is freed.
     Free = 3,
-    /// [`Free`]: `realloc` failed; the block that the last `Free` of this address gave back is still live.
+    /// [`Free`]: `realloc` failed; the block of the last `Free` with this address is still live.
     Restore = 4,
 }
 
@@ -260,24 +263,24 @@ impl Kind {
 /// State of a record that is being written.
 pub const RESERVED: u8 = 1;
 
-/// State of a record that can be read.
+/// State of a readable record.
 pub const COMMITTED: u8 = 2;
 
-/// Bits of a record's flags.
+/// Flag bits of a record.
 pub mod flag {
     /// The set of sampled blocks had no slot: the free of this block will have no record.
     pub const UNTRACKED: u8 = 1;
     /// The stack bytes end before `Control::stack_size`, and there may be more: the system refused to copy
     /// (Linux), or copies all or nothing (macOS).
     pub const STACK_REFUSED: u8 = 2;
-    /// The stack ends where its bytes end: at its base, or where memory ends.
+    /// The stack ends with its bytes: at its base, or at the end of mapped memory.
     pub const STACK_END: u8 = 4;
 }
 
 /// The first eight bytes of a record: length << 32 | flags << 16 | kind << 8 | state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Bytes of the record with this word: a multiple of `RECORD_ALIGNMENT`.
+    /// Length of the record with this word, bytes: a multiple of `RECORD_ALIGNMENT`.
     pub length: u32,
     /// See [`flag`].
     pub flags: u8,
@@ -288,12 +291,12 @@ pub struct Word {
 }
 
 impl Word {
-    /// The word as it is stored.
+    /// Encodes the word for storage.
     pub const fn encode(self) -> u64 {
         (self.length as u64) << 32 | (self.flags as u64) << 16 | (self.kind as u64) << 8 | self.state as u64
     }
 
-    /// The fields of a stored word.
+    /// Decodes a stored word.
     pub const fn decode(word: u64) -> Self {
         Self {
             length: (word >> 32) as u32,
@@ -304,7 +307,7 @@ impl Word {
     }
 }
 
-/// The function that a program called to allocate.
+/// The allocation function that a program called.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
@@ -331,7 +334,7 @@ pub enum Function {
 /// Number of registers in a record.
 pub const REGISTERS: usize = 16;
 
-/// Indices into `Allocation::registers` on x86_64; the rest is zero.
+/// Indexes into `Allocation::registers` on x86_64; the rest is zero.
 pub mod x86_64_register {
     /// rbx.
     pub const RBX: usize = 0;
@@ -345,11 +348,11 @@ pub mod x86_64_register {
     pub const PC: usize = 7;
 }
 
-/// Indices into `Allocation::registers` on aarch64; the rest is zero.
+/// Indexes into `Allocation::registers` on aarch64; the rest is zero.
 pub mod aarch64_register {
     /// x19; x20 to x29 follow.
     pub const X19: usize = 0;
-    /// x30 at the call, which is the return address.
+    /// x30 at the call: the return address.
     pub const X30: usize = 11;
     /// The stack pointer at the call.
     pub const SP: usize = 12;
@@ -367,9 +370,9 @@ pub struct Allocation {
     pub time_ns: u64,
     /// The block; never null.
     pub address: u64,
-    /// Bytes that the program asked for.
+    /// Bytes that the program requested.
     pub size: u64,
-    /// The thread (macOS: the low half of `pthread_threadid_np`).
+    /// Thread id (macOS: the low half of `pthread_threadid_np`).
     pub tid: u32,
     /// A [`Function`].
     pub function: u32,
@@ -377,12 +380,12 @@ pub struct Allocation {
     pub stack_size: u32,
     /// Zero.
     pub reserved: u32,
-    /// What the **caller** of the function has when it returns. PC is a return address: the calling
+    /// Registers of the function's **caller** after the return. PC is a return address: the call
     /// instruction ends there.
     pub registers: [u64; REGISTERS],
 }
 
-/// A sampled block that is freed, or whose free is taken back.
+/// A freed sampled block, or a free that is undone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Free {
@@ -398,29 +401,30 @@ pub struct Free {
     pub reserved: u32,
 }
 
-/// Bytes of a record of an allocation with that many bytes of stack.
+/// Length of an allocation record with this many bytes of stack.
 pub const fn allocation_length(stack_size: u32) -> u32 {
     (size_of::<Allocation>() as u32 + stack_size).next_multiple_of(RECORD_ALIGNMENT as u32)
 }
 
-/// Bytes of a record of a free.
+/// Length of a free record.
 pub const FREE_LENGTH: u32 = size_of::<Free>() as u32;
 
-/// Index into `RingHeader::lost_allocations` of a size: the number of its bits.
+/// Index into `RingHeader::lost_allocations` for a size: its number of bits.
 pub const fn size_class(size: u64) -> usize {
     let bits = (u64::BITS - size.leading_zeros()) as usize;
     if bits < SIZE_CLASSES { bits } else { SIZE_CLASSES - 1 }
 }
 
-/// Bytes that are backed and given back at once: a multiple of every page size, in rings of tests less.
+/// Bytes that are backed and released at once: a multiple of every page size, less in the rings of
+/// tests.
 pub const fn piece_size(data_size: u64) -> u64 {
     if data_size / 8 < MAX_PIECE_SIZE { data_size / 8 } else { MAX_PIECE_SIZE }
 }
 
-/// The largest piece.
+/// The largest piece size.
 pub const MAX_PIECE_SIZE: u64 = 65536;
 
-/// How many bytes of a ring may be filled by allocations; frees may fill all.
+/// Bytes of a ring that allocations may fill; frees may fill all.
 pub const fn allocation_limit(data_size: u64) -> u64 {
     data_size - data_size / 8
 }
@@ -438,7 +442,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_back_as_they_were_stored() {
+    fn words_survive_encoding_and_decoding() {
         for word in [
             Word { length: 0, flags: 0, kind: 0, state: 0 },
             Word { length: 16, flags: 0, kind: Kind::Pad as u8, state: COMMITTED },
@@ -450,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn records_keep_the_alignment() {
+    fn record_lengths_keep_the_alignment() {
         assert_eq!(allocation_length(0), 176);
         assert_eq!(allocation_length(1), 192);
         assert_eq!(allocation_length(17), 208);

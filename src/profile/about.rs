@@ -1,7 +1,7 @@
-//! What a saved profile tells of its recording, beside the stacks.
+//! Metadata of the recording in a saved profile.
 //!
-//! `None` and empty mean "not told": folded text tells nothing, pprof nearly everything.
-//! Merging keeps what is true of both.
+//! `None` and empty mean "unknown": folded text has no metadata, pprof nearly all. Merging keeps
+//! what is true of both.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -10,18 +10,18 @@ use std::ops::Range;
 
 use crate::escape::{escape_line, escape_lines};
 
-/// What the counts of a profile of stackprof are.
+/// Unit of the counts in profiles of stackprof.
 pub const SAMPLES: &str = "samples";
 
 /// Most comment lines, also of merged profiles together.
 pub const MAX_COMMENTS: usize = 100_000;
 
-/// Why counts of two profiles must not be added.
+/// Why counts of two profiles cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Different {
-    /// They count different things: the units of the two.
+    /// Different units: those of the two.
     Units(String, String),
-    /// Their counts stand for different times: the rates of the two, in Hz.
+    /// Different rates: those of the two, in Hz.
     Rates(u32, u32),
     /// Together they have more than [`MAX_COMMENTS`].
     TooManyComments,
@@ -41,14 +41,14 @@ impl fmt::Display for Different {
 
 impl std::error::Error for Different {}
 
-/// A recording, as a saved profile describes it.
+/// Metadata of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// Ticks per second that were asked for: one count is 1/hz seconds.
+    /// Requested ticks per second: one count is 1/hz seconds.
     pub hz: Option<u32>,
-    /// When the recording began, nanoseconds since 1970 (UTC).
+    /// Start of the recording, nanoseconds since 1970 (UTC).
     pub time_unix_ns: Option<u64>,
-    /// From the first tick to the end, nanoseconds. Of merged profiles the sum.
+    /// From the first tick to the end, nanoseconds. For merged profiles, the sum.
     pub duration_ns: Option<u64>,
     /// Process id.
     pub pid: Option<u32>,
@@ -56,25 +56,25 @@ pub struct About {
     pub arch: Option<String>,
     /// Command line.
     pub command: Option<String>,
-    /// Whether a command was recorded whole: started for the recording, and to its end.
+    /// Whether the whole run of a command was recorded: launched for the recording, and to its end.
     pub launched: Option<bool>,
     /// Whether waiting threads were recorded too (`--idle`), so that counts are wall-clock time.
     pub idle: Option<bool>,
-    /// Whether this is a time range of a recording, not all of it.
+    /// Whether this is only a time range of a recording.
     pub is_time_range: bool,
-    /// What the counts count: [`SAMPLES`]; another word in profiles of other programs (`bytes`).
+    /// Unit of the counts: [`SAMPLES`]; another one in profiles of other programs (`bytes`).
     pub unit: String,
-    /// Of several values of a stack the one that is counted: `inuse_space`.
+    /// The value type of the counts, if stacks have several: `inuse_space`.
     pub value_type: Option<String>,
-    /// Of a heap profile: bytes per sample on average.
+    /// For a heap profile, bytes per sample on average.
     pub sampled_every: Option<u64>,
-    /// Counts that are not in the profile, by reason.
+    /// Counts missing from the profile, by reason.
     pub lost: BTreeMap<String, u64>,
     /// Counts of stacks that were not walked to their thread's root, by reason.
     pub incomplete: BTreeMap<String, u64>,
     /// Ticks that happened.
     pub ticks: Option<u64>,
-    /// Lines that another program wrote into the profile.
+    /// Comments that another program wrote into the profile.
     pub comments: Vec<String>,
     /// Version of stackprof that recorded it.
     pub version: Option<String>,
@@ -105,14 +105,14 @@ impl Default for About {
 }
 
 impl About {
-    /// Length of one count, nanoseconds; `None` if the rate is not told.
+    /// Length of one count, nanoseconds; `None` if the rate is unknown.
     #[must_use]
     pub fn period_ns(&self) -> Option<f64> {
         self.hz.filter(|hz| *hz > 0).map(|hz| 1e9 / f64::from(hz))
     }
 
-    /// Escapes what cannot be seen of its texts, as those of stacks are. Command lines and comments
-    /// may have lines.
+    /// Escapes invisible characters in its texts, as in those of stacks. Command lines and comments
+    /// may have newlines.
     pub(super) fn escape(&mut self) {
         let reescape = |text: &mut String, escape: fn(&str) -> Cow<'_, str>| {
             if let Cow::Owned(escaped) = escape(text) {
@@ -137,22 +137,22 @@ impl About {
         }
     }
 
-    /// Describes a part of the time of the recording, nanoseconds since it began, in which this was lost.
+    /// Restricts the metadata to a time range, nanoseconds since the recording began, with these losses.
     pub(super) fn limit_to(&mut self, range: &Range<u64>, lost: BTreeMap<String, u64>) {
         self.is_time_range = true;
         self.duration_ns = Some(range.end.saturating_sub(range.start));
         self.time_unix_ns = self.time_unix_ns.map(|began_ns| began_ns.saturating_add(range.start));
-        // Not the whole of a command.
+        // No longer the whole run of a command.
         self.launched = self.launched.map(|_| false);
         self.ticks = None;
         self.incomplete.clear();
         self.lost = lost;
     }
 
-    /// Takes in what another profile tells, so that this describes both together.
+    /// Merges the metadata of another profile, so that this describes both.
     ///
     /// # Errors
-    /// Counts of the two must not be added.
+    /// The counts of the two cannot be added.
     pub fn merge(&mut self, other: &About) -> Result<(), Different> {
         if self.unit != other.unit {
             return Err(Different::Units(self.unit.clone(), other.unit.clone()));
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_true_of_both_is_kept() {
+    fn merging_keeps_what_is_true_of_both() {
         let mut about = About {
             hz: Some(997),
             pid: Some(1),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_kept_once_and_not_without_end() {
+    fn comments_are_merged_without_duplicates_up_to_a_limit() {
         let of = |numbers: std::ops::Range<usize>| About {
             comments: numbers.map(|number| number.to_string()).collect(),
             ..About::default()

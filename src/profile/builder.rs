@@ -1,9 +1,9 @@
-//! Puts a saved profile together: tables without duplicates, stacks in the trie.
+//! Builds a saved profile: tables without duplicates, stacks in the trie.
 //!
-//! Input: texts, mappings, functions, frames, roots and stacks, in any order in which
-//! each refers to what came before. Output: [`Saved`]. Everything has a named limit, and
-//! [`Full`] says which was reached; what was added before stays. Numbers that were never
-//! given out are the caller's fault and are refused by the table they are for.
+//! Input: texts, mappings, functions, frames, roots and stacks, each after the items it refers to.
+//! Output: [`Saved`]. Everything has a named limit, and [`Full`] says which was reached; items
+//! added before that stay. Passing an index that was never returned is a bug of the caller; the
+//! table it belongs to refuses it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -27,7 +27,7 @@ pub const MAX_LINES: usize = 1 << 24;
 /// Most roots: threads of all processes.
 pub const MAX_ROOTS: usize = 1 << 20;
 
-/// Makes a [`Saved`].
+/// Builds a [`Saved`].
 #[derive(Default)]
 pub struct SavedBuilder {
     pub(super) saved: Saved,
@@ -36,9 +36,9 @@ pub struct SavedBuilder {
     functions: HashMap<Function, u32>,
     mappings: HashMap<Mapping, u32>,
     roots: HashMap<StackRoot, u32>,
-    /// By text: the frame that is only this name, plus one.
+    /// By text: the frame with only this name, plus one.
     named: Vec<u32>,
-    /// The stack at hand, leaf first; keeps its allocation.
+    /// The current stack, leaf first; reused to avoid allocations.
     leaf_first: Vec<u64>,
 }
 
@@ -47,7 +47,7 @@ pub struct SavedBuilder {
 pub enum MergeError {
     /// A table is full.
     Full(Full),
-    /// Counts of the two must not be added.
+    /// The counts cannot be added.
     Different(Different),
 }
 
@@ -82,7 +82,7 @@ impl SavedBuilder {
         SavedBuilder { saved: Saved { about, ..Saved::default() }, ..SavedBuilder::default() }
     }
 
-    /// What the profile tells of the recording; may be changed until the end.
+    /// Metadata of the recording; may be changed until the end.
     pub fn about(&mut self) -> &mut About {
         &mut self.saved.about
     }
@@ -108,7 +108,7 @@ impl SavedBuilder {
         self.saved.texts.intern(text)
     }
 
-    /// The index of a mapping.
+    /// Returns the index of a mapping.
     ///
     /// # Errors
     /// [`Full`] beyond [`MAX_MAPPINGS`].
@@ -117,7 +117,7 @@ impl SavedBuilder {
         numbered(&mut self.mappings, &mut self.saved.mappings, mapping, limit)
     }
 
-    /// The index of a function.
+    /// Returns the index of a function.
     ///
     /// # Errors
     /// [`Full`] beyond [`MAX_FUNCTIONS`].
@@ -126,7 +126,7 @@ impl SavedBuilder {
         numbered(&mut self.functions, &mut self.saved.functions, function, limit)
     }
 
-    /// The index of a root.
+    /// Returns the index of a root.
     ///
     /// # Errors
     /// [`Full`] beyond [`MAX_ROOTS`].
@@ -135,7 +135,7 @@ impl SavedBuilder {
         numbered(&mut self.roots, &mut self.saved.roots, root, limit)
     }
 
-    /// The index of a frame: where it is, and its functions, outermost first.
+    /// Returns the index of a frame: its address, and its functions, outermost first.
     ///
     /// # Errors
     /// [`Full`] beyond [`MAX_FRAMES`] or [`MAX_LINES`].
@@ -169,7 +169,7 @@ impl SavedBuilder {
         Ok(index)
     }
 
-    /// The index of a frame of which only the name is known. One look-up for a known name.
+    /// Returns the index of a frame with only a name. A known name costs one lookup.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
@@ -190,7 +190,7 @@ impl SavedBuilder {
         Ok(frame)
     }
 
-    /// Counts a stack: its root and its frames, outermost first.
+    /// Adds the count of a stack: its root and its frames, outermost first.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
@@ -201,7 +201,7 @@ impl SavedBuilder {
         Ok(self.saved.trie.insert(root, &self.leaf_first, count)?)
     }
 
-    /// The node of a root, for readers that build stacks from their common beginnings.
+    /// Returns the node of a root, for readers that build stacks from their common prefixes.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
@@ -209,7 +209,7 @@ impl SavedBuilder {
         Ok(self.saved.trie.descend(NodeId(0), StackFrame::Root(root))?)
     }
 
-    /// The node of a frame below another one.
+    /// Returns the node of a frame called from another node.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
@@ -217,7 +217,8 @@ impl SavedBuilder {
         Ok(self.saved.trie.descend(parent, StackFrame::Frame(frame))?)
     }
 
-    /// Counts on a node that [`root_node`](Self::root_node) or [`child_node`](Self::child_node) gave.
+    /// Adds to the count of a node from [`root_node`](Self::root_node) or
+    /// [`child_node`](Self::child_node).
     ///
     /// # Errors
     /// [`Full`] if the counts of all stacks no longer fit in 64 bits.
@@ -227,18 +228,18 @@ impl SavedBuilder {
         Ok(())
     }
 
-    /// Whether more counts fit: the trie would hold on at the largest number and say nothing.
+    /// Checks whether more counts fit: the trie would saturate silently.
     fn check_total(&self, more: u64) -> Result<(), Full> {
         let sum = self.saved.trie.total().checked_add(more);
         sum.map(drop).ok_or(Full { what: "counts of all stacks together", limit: usize::MAX })
     }
 
-    /// The times of samples, for readers of files that have them.
+    /// The times of samples, for readers of formats with times.
     pub fn times(&mut self) -> &mut Timeline {
         self.saved.timeline.get_or_insert_default()
     }
 
-    /// When samples were taken. Its samples get the counts that the profile has of their stacks.
+    /// Sets the times of samples. Its samples get the counts that the profile has for their stacks.
     pub fn set_timeline(&mut self, mut timeline: Timeline) {
         let trie = &self.saved.trie;
         timeline.count_samples(trie.node_count(), |node| trie.count(node));
@@ -246,7 +247,7 @@ impl SavedBuilder {
     }
 }
 
-/// The index of an item in its table, which has it from now on.
+/// Returns the index of an item in its table, adding it if it is new.
 fn numbered<T: Copy + Eq + Hash>(
     index: &mut HashMap<T, u32>,
     table: &mut Vec<T>,

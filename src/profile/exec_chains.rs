@@ -1,11 +1,11 @@
-//! Which threads of a recording are one: from an exec on, a thread is recorded as another one.
+//! Joins the threads of a recording that an exec continues: each exec is recorded as a new thread.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::recording::Timeline;
 use crate::recording::timeline::EventKind;
 
-/// Threads that an exec continues, by their indexes in the timeline.
+/// Threads continued by an exec, by their indexes in the timeline.
 pub(super) struct ExecChains {
     continued: HashSet<usize>,
     continuing: HashSet<usize>,
@@ -37,17 +37,17 @@ impl ExecChains {
         ExecChains { continued, continuing, ended }
     }
 
-    /// Whether a thread is one that was there before, with another program.
+    /// Whether a thread continues an earlier one with another program.
     pub(super) fn continues_one(&self, index: usize) -> bool {
         self.continuing.contains(&index)
     }
 
-    /// Whether a thread goes on as another one.
+    /// Whether another thread continues this one.
     pub(super) fn is_continued(&self, index: usize) -> bool {
         self.continued.contains(&index)
     }
 
-    /// Whether the end of a process was seen.
+    /// Whether the end of a process was recorded.
     pub(super) fn has_ended(&self, pid: u32) -> bool {
         self.ended.contains(&pid)
     }
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_goes_on_through_an_exec_and_not_through_an_end() {
+    fn a_thread_continues_through_an_exec_but_not_an_end() {
         let mut timeline = Timeline::new(0, 1000, 1 << 20);
         let life = |timeline: &mut Timeline, from_ns: u64, until_ns: u64| {
             let thread = timeline.add_thread(7, 7, from_ns, false);
@@ -68,7 +68,7 @@ mod tests {
         timeline.add_event(EventKind::Exec, 7, 21, "b");
         life(&mut timeline, 25, 30);
         timeline.add_event(EventKind::ProcessEnd, 7, 31, "");
-        // Its number is another process's.
+        // Its id belongs to another process.
         life(&mut timeline, 40, 50);
         let chains = ExecChains::of(&timeline);
         assert_eq!([0, 1, 2].map(|index| chains.continues_one(index)), [false, true, false]);

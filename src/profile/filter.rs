@@ -1,9 +1,9 @@
-//! Parts of a profile: stacks of some threads, stacks through some functions, stacks seen
-//! from one function on.
+//! Filters a profile: stacks of some threads, stacks through some functions, stacks from some
+//! function on.
 //!
-//! Input: a [`Saved`] and conditions on names. Output: a [`Saved`] of what is left, and how
-//! much each condition left. Names are as folded text shows them; each is looked at once,
-//! however many stacks have it (`filter/judge.rs`). Not for: the language of the conditions.
+//! Input: a [`Saved`] and conditions on names. Output: a [`Saved`] with the remaining stacks, and
+//! the counts left after each condition. Names are those of folded text; each is tested once,
+//! however many stacks have it (`filter/judge.rs`). Not for: the syntax of the conditions.
 
 mod condition;
 mod judge;
@@ -18,7 +18,7 @@ use crate::trie::NodeId;
 pub use condition::{Condition, Filter};
 use judge::Judge;
 
-/// Counts that were left after each of the conditions of a [`Filter`].
+/// Counts left after each condition of a [`Filter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemainingCounts {
     /// After `thread`.
@@ -27,15 +27,15 @@ pub struct RemainingCounts {
     pub include: u64,
     /// After `exclude`.
     pub exclude: u64,
-    /// After `root`: what the result has.
+    /// After `root`: the counts of the result.
     pub root: u64,
 }
 
-/// Keeps what `filter` says. A function is meant by its name and, if `lines`, by
-/// `function (file:line)` too, so that showing lines changes nothing in what is kept.
+/// Applies `filter`. A function matches by its name and, if `lines`, also by `function
+/// (file:line)`, so that showing lines does not change what is kept.
 ///
 /// # Errors
-/// [`Full`] if a table does not hold it.
+/// [`Full`] if a table is full.
 pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, RemainingCounts), Full> {
     let mut judge = Judge::new(saved, filter, lines);
     let frames = judge.frames()?;
@@ -102,16 +102,16 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
     Ok((kept, left))
 }
 
-/// Counts of stacks that were not walked to their thread's root.
+/// Counts of incomplete stacks.
 #[derive(Default)]
 struct Incomplete {
     before: u64,
     after: u64,
 }
 
-/// What was lost has no stack, so nobody knows how much of it the conditions would have kept:
-/// it is taken to be the same share as of the rest. All of it beside a few kept stacks would
-/// look like a recording that missed most.
+/// Losses have no stacks, so the share that the conditions would have kept is unknown: it is
+/// assumed to be that of the other counts. Keeping all losses beside a few stacks would look like a
+/// recording that missed most.
 fn scale(counts: &mut BTreeMap<String, u64>, after: u64, before: u64) {
     for count in counts.values_mut() {
         let (share, half) = (u128::from(*count) * u128::from(after), u128::from(before) / 2);
@@ -120,22 +120,22 @@ fn scale(counts: &mut BTreeMap<String, u64>, after: u64, before: u64) {
     counts.retain(|_, count| *count > 0);
 }
 
-/// The part that is kept, so far.
+/// The part that has been kept so far.
 struct Part<'s> {
     saved: &'s Saved,
     builder: SavedBuilder,
     remap: Remap<'s>,
-    /// By root: the root of the builder for its stacks that are whole.
+    /// By root: the builder's root for its complete stacks.
     whole_roots: Vec<Option<u32>>,
-    /// By frame: the frame that begins a stack.
+    /// By frame: the frame that starts a stack.
     cut_frames: Vec<Option<u32>>,
-    /// The stack at hand; keeps its allocation.
+    /// The current stack; reused to avoid allocations.
     stack: Vec<u32>,
 }
 
 impl Part<'_> {
-    /// Adds a stack; with `begin` from the function on that is at this frame, so many functions
-    /// into it.
+    /// Adds a stack; with `begin`, only from this frame on, and without that many of its outermost
+    /// functions.
     fn add(
         &mut self,
         root: u32,
@@ -162,7 +162,7 @@ impl Part<'_> {
         self.builder.add(root, &self.stack, count)
     }
 
-    /// The frame without its outermost functions; of one frame always as many.
+    /// The frame without its outermost functions; their number is always the same for a frame.
     fn cut(&mut self, frame: u32, functions: u32) -> Result<u32, Full> {
         if functions == 0 {
             return self.remap.frame(&mut self.builder, frame);
@@ -212,7 +212,7 @@ p;main;read;main;copy 8
     }
 
     #[test]
-    fn each_condition_keeps_what_it_says() {
+    fn each_condition_filters() {
         assert_eq!(kept(&Filter::default()).0, TEXT);
         let name = |name: &'static str| move |found: &str| found == name;
         let thread = Filter { thread: Some(&name("io (8)")), ..Filter::default() };
@@ -228,7 +228,7 @@ p;main;read;main;copy 8
     }
 
     #[test]
-    fn a_new_root_is_the_outermost_one() {
+    fn the_outermost_match_becomes_the_root() {
         let read = |name: &str| name == "read";
         let root = Filter { root: Some(&read), ..Filter::default() };
         assert_eq!(kept(&root).0, "p;io (7);read;copy 3\np;read;main;copy 8\n");
@@ -241,7 +241,7 @@ p;main;read;main;copy 8
     }
 
     #[test]
-    fn what_each_condition_left_is_told() {
+    fn counts_left_by_each_condition_are_reported() {
         let (io, copy, none) =
             (|name: &str| name == "io", |name: &str| name == "copy", |name: &str| name == "nobody");
         let filter = Filter { thread: Some(&io), include: Some(&copy), exclude: None, root: Some(&none) };
@@ -253,7 +253,7 @@ p;main;read;main;copy 8
     }
 
     #[test]
-    fn a_part_names_nothing_of_what_it_lost() {
+    fn a_part_has_no_names_of_dropped_stacks() {
         let text = "aaa;io (7);[incomplete];x 6\nbbb;[incomplete];y 3\nbbb;main;y 9\n";
         let mut saved = folded_read::read(text.as_bytes(), "a").expect("reads");
         saved.about.lost.insert("thread ended".into(), 9);
@@ -268,7 +268,7 @@ p;main;read;main;copy 8
         // 12 of 18 counts, and 3 of the 9 of incomplete stacks.
         assert_eq!(part.about.lost, BTreeMap::from([("thread ended".into(), 6), ("seldom".into(), 1)]));
         assert_eq!(part.about.incomplete, BTreeMap::from([("broken frame chain".into(), 3)]));
-        // From their new root on, stacks are whole.
+        // From their new root on, stacks are complete.
         let root = Filter { root: Some(&y), ..Filter::default() };
         let (part, _) = apply(&saved, &root, false).expect("fits");
         assert!(part.about.incomplete.is_empty());
@@ -276,7 +276,7 @@ p;main;read;main;copy 8
     }
 
     #[test]
-    fn shown_lines_change_nothing_in_what_is_kept() {
+    fn showing_lines_does_not_change_what_is_kept() {
         let mut builder = SavedBuilder::new(super::super::About::default());
         let process = builder.text("p").expect("fits");
         let root = StackRoot { process, thread: None, complete: true, waiting: false };
@@ -299,7 +299,7 @@ p;main;read;main;copy 8
     }
 
     #[test]
-    fn a_long_name_is_looked_at_once() {
+    fn a_long_name_is_tested_once() {
         let mut builder = SavedBuilder::new(super::super::About::default());
         let process = builder.text(&"p".repeat(1 << 20)).expect("fits");
         for thread in 0..500 {

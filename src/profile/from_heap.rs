@@ -1,6 +1,6 @@
-//! A recording of allocations becomes a saved profile: its stacks with all values, one of which is counted.
+//! Converts a heap recording to a saved profile: its stacks with all values, one of which is counted.
 //!
-//! Input: the recording, the names that were found, and its heap statistics. Output: [`Saved`].
+//! Input: the recording, its names, and its heap statistics. Output: [`Saved`].
 
 use std::collections::HashMap;
 
@@ -14,10 +14,10 @@ use crate::recording::Profile;
 use crate::symbol::Names;
 
 impl Saved {
-    /// The saved form of a recording of allocations, whose counts are those of `kind`.
+    /// Converts a heap recording; its counts are the values of `kind`.
     ///
     /// # Errors
-    /// [`Full`] if a table does not hold it.
+    /// [`Full`] if a table is full.
     pub fn from_heap(
         profile: &Profile,
         names: &Names,
@@ -34,7 +34,7 @@ impl Saved {
             ValueKind::ALL.map(|kind| ValueType { kind: kind.name().into(), unit: kind.unit().into() });
         types[kind as usize].counted_unit().clone_into(&mut about.unit);
         let mut values = StackValues::new(types.to_vec());
-        // In the unit of the counts; which stacks are incomplete their roots say.
+        // Losses are in the unit of the counts; the roots mark incomplete stacks.
         about.incomplete.clear();
         let lost_bytes = lost_bytes(profile, heap);
         about.lost = lost_bytes.filter(|_| kind.unit() == "bytes").into_iter().collect();
@@ -65,7 +65,7 @@ impl Saved {
     }
 }
 
-/// About so many bytes were allocated by samples that are lost, and why.
+/// Estimated bytes of lost samples, and the reason.
 #[must_use]
 pub fn lost_bytes(profile: &Profile, heap: &HeapValues) -> Option<(String, u64)> {
     let losses = &profile.heap.as_ref()?.losses;
@@ -74,5 +74,5 @@ pub fn lost_bytes(profile: &Profile, heap: &HeapValues) -> Option<(String, u64)>
     (bytes > 0).then(|| (RING_FULL.to_owned(), bytes))
 }
 
-/// Why sampled allocations are lost.
+/// Reason for lost allocation samples.
 pub const RING_FULL: &str = "the ring was full";

@@ -1,7 +1,7 @@
-//! A recording becomes a saved profile: its frames with their names, without its images.
+//! Converts a recording to a saved profile: its frames with their names, without its images.
 //!
-//! Input: the profile and the names that were found. Output: [`Saved`]. Every name, address
-//! and count of the recording is in it. Not for: looking up names.
+//! Input: the profile and its names. Output: [`Saved`], with every name, address and count of the
+//! recording. Not for: looking up names.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,23 +19,23 @@ use crate::recording::{self, Frame, Profile};
 use crate::symbol::Names;
 use crate::trie::{FrameId, NodeId};
 
-/// What is known of a recording beside its profile.
+/// Metadata of a recording outside of its profile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Circumstances {
-    /// When it began, nanoseconds since 1970 (UTC).
+    /// Start of the recording, nanoseconds since 1970 (UTC).
     pub time_unix_ns: Option<u64>,
-    /// The process was started for it.
+    /// The process was launched for it.
     pub launched: bool,
     /// Waiting threads were recorded too.
     pub idle: bool,
-    /// Processes of one name are kept apart, by their ids.
+    /// Processes with the same name are separated by their ids.
     pub per_process: bool,
-    /// The times of samples are left out: nothing is written that keeps them.
+    /// Leaves out the times of samples, because no output stores them.
     pub without_times: bool,
 }
 
 impl Circumstances {
-    /// What the stacks of a program are shown under.
+    /// Process name that the stacks of a program are shown under.
     fn name<'p>(&self, profile: &'p Profile, program: u32) -> Cow<'p, str> {
         let Some(program) = profile.programs.get(program as usize) else { return Cow::Borrowed("") };
         if self.per_process {
@@ -47,10 +47,10 @@ impl Circumstances {
 }
 
 impl Saved {
-    /// The saved form of a recording.
+    /// Converts a recording.
     ///
     /// # Errors
-    /// [`Full`] if a table does not hold it.
+    /// [`Full`] if a table is full.
     pub fn from_recording(
         profile: &Profile,
         names: &Names,
@@ -72,20 +72,20 @@ impl Saved {
     }
 }
 
-/// A recording on its way to its saved form.
+/// A conversion in progress.
 pub(super) struct Conversion<'p> {
     builder: SavedBuilder,
     profile: &'p Profile,
     names: &'p Names,
     circumstances: Circumstances,
-    /// By frame of the recording: its number in the saved form, once it was needed.
+    /// By frame of the recording: its index in the saved form, once converted.
     frames: Vec<Option<u32>>,
-    /// The stack at hand; keeps its allocation.
+    /// The current stack; reused to avoid allocations.
     stack: Vec<u32>,
 }
 
 impl<'p> Conversion<'p> {
-    /// Nothing is taken over yet.
+    /// An empty conversion.
     pub(super) fn new(
         about: About,
         profile: &'p Profile,
@@ -102,14 +102,15 @@ impl<'p> Conversion<'p> {
         }
     }
 
-    /// What was taken over.
+    /// Returns the converted profile.
     pub(super) fn finish(self) -> Saved {
         self.builder.finish()
     }
 }
 
 impl Conversion<'_> {
-    /// Counts a stack, given root first. Its node; `None` for a path that is no stack.
+    /// Adds the count of a stack, given root first. Returns its node; `None` if the path is not a
+    /// stack.
     pub(super) fn add(&mut self, path: &[FrameId], count: u64) -> Result<Option<NodeId>, Full> {
         let profile = self.profile;
         let Some((root, code)) = path.split_first() else { return Ok(None) };
@@ -140,7 +141,8 @@ impl Conversion<'_> {
         self.builder.add(root, &self.stack, count).map(Some)
     }
 
-    /// The times of samples. A thread that ran several programs is one for each.
+    /// Converts the times of samples. A thread that ran several programs becomes one thread for
+    /// each.
     fn timeline(&mut self, recorded: &recording::Timeline) -> Result<Timeline, Full> {
         let mut nodes: Vec<Option<Stack>> = vec![None; self.profile.trie.node_count()];
         let mut threads = Vec::new();
@@ -170,7 +172,7 @@ impl Conversion<'_> {
                 }
             }
             let last = parts.len().saturating_sub(1);
-            // It may have waited for a while before it was seen.
+            // It may have been waiting before it was seen.
             let mut begun_ns = if thread.preexisting { 0 } else { thread.begun_ns };
             for (number, (program, samples)) in parts.into_iter().enumerate() {
                 let ended_ns = match number == last {
@@ -201,8 +203,8 @@ impl Conversion<'_> {
         Ok(Timeline { step_ns, threads, losses, events })
     }
 
-    /// Events of processes and threads, by time. Of threads that are there at the beginning there is no start, and of
-    /// those that run on no end.
+    /// Events of processes and threads, by time. No start for threads that existed at the beginning, and no end for
+    /// those that outlived the recording.
     fn events(&mut self, recorded: &recording::Timeline) -> Result<Vec<Event>, Full> {
         let mut programs: HashMap<u32, u32> = HashMap::new();
         for (index, program) in (0..).zip(&self.profile.programs) {
@@ -251,7 +253,7 @@ impl Conversion<'_> {
         Ok(events)
     }
 
-    /// What a node of the recording's trie is in the saved form.
+    /// Converts the stack of a node of the recording's trie.
     fn stack_of(&mut self, node: NodeId) -> Result<Stack, Full> {
         let profile = self.profile;
         let mut path = Vec::new();
@@ -273,13 +275,13 @@ impl Conversion<'_> {
 /// A stack of a timeline.
 #[derive(Clone, Copy)]
 struct Stack {
-    /// Its node in the saved form; `None` if no whole count is left of it, or it was not kept.
+    /// Its node in the saved form; `None` if its count is zero, or the stack was not kept.
     node: Option<NodeId>,
-    /// Index of the program that it is of.
+    /// Index of its program.
     program: Option<u32>,
 }
 
-/// What is known of a recording besides its stacks.
+/// Metadata of a recording.
 pub(super) fn about(profile: &Profile, circumstances: Circumstances) -> About {
     let stats = &profile.stats;
     let owned = |counts: &std::collections::BTreeMap<&'static str, u64>| {
@@ -292,7 +294,8 @@ pub(super) fn about(profile: &Profile, circumstances: Circumstances) -> About {
         pid: Some(profile.process.pid).filter(|pid| *pid > 0),
         arch: Some(profile.process.arch.name().to_owned()),
         command: Some(profile.process.command.clone()).filter(|command| !command.is_empty()),
-        // `launched` says that the recording holds all of the program: not if it still ran at the end.
+        // `launched` means that the recording covers the whole run: not if the program still ran at
+        // the end.
         launched: Some(circumstances.launched && stats.exit_status.is_some()),
         idle: Some(circumstances.idle),
         lost: owned(&stats.samples_lost),

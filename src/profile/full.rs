@@ -1,4 +1,4 @@
-//! A table of a profile that has reached its limit.
+//! Error for a table of a profile that is full.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use crate::trie;
 /// A table of a saved profile has reached its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// What there are too many of.
+    /// The kind of items that do not fit.
     pub what: &'static str,
-    /// How many fit.
+    /// The limit.
     pub limit: usize,
 }
 

@@ -1,7 +1,7 @@
-//! Bytes in use over time, of a recording of allocations: by stack, and by the callers that had most.
+//! Bytes in use over time in a heap recording: by stack, and by the callers with the most.
 //!
-//! Part of the [values](super::values) of a heap profile; its nodes are those of the profile's trie. Callers are named by
-//! [`Saved::group_inuse`](super::Saved::group_inuse).
+//! Part of the [values](super::values) of a heap profile; its nodes are those of the profile's trie.
+//! [`Saved::group_inuse`](super::Saved::group_inuse) names the callers.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::heap::{LiveChange, LiveHistory};
 use crate::trie::NodeId;
 
-/// Bytes in use at some times.
+/// Bytes in use at a list of times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InuseHistory {
     times_ns: Vec<u64>,
@@ -20,8 +20,8 @@ pub struct InuseHistory {
 }
 
 impl InuseHistory {
-    /// What was in use while a recording ran. `node`: the node that one of the recording has in the profile. `None` where nothing
-    /// ever was.
+    /// Converts the history of a recording. `node` maps a node of the recording to the profile. `None` if nothing was
+    /// ever in use.
     pub(super) fn of(
         history: &LiveHistory,
         recorded: &Range<u64>,
@@ -31,7 +31,7 @@ impl InuseHistory {
         let change = |change: &LiveChange| Some(LiveChange { node: node(change.node)?, ..*change });
         let changes: Vec<LiveChange> = history.changes.iter().filter_map(change).collect();
         let mut times_ns: Vec<u64> = history.times_ns.iter().map(since_begin).collect();
-        // From the last change on all stays as it is.
+        // Nothing changes after the last change.
         let end_ns = recorded.end.saturating_sub(recorded.start);
         times_ns.extend(Some(end_ns).filter(|end_ns| times_ns.last().is_some_and(|last| last < end_ns)));
         (!changes.is_empty()).then(|| InuseHistory {
@@ -42,37 +42,37 @@ impl InuseHistory {
         })
     }
 
-    /// The times at which it is known, ascending, nanoseconds since the recording began.
+    /// The times, ascending, nanoseconds since the recording began.
     #[must_use]
     pub fn times_ns(&self) -> &[u64] {
         &self.times_ns
     }
 
-    /// The index of the time when most was in use.
+    /// Index of the time with the most bytes in use.
     #[must_use]
     pub fn peak(&self) -> u32 {
         self.peak
     }
 
-    /// How much more, or less, a stack had in use than at the time before, by time.
+    /// Changes of the bytes in use per stack since the previous time, by time.
     #[must_use]
     pub fn changes(&self) -> &[LiveChange] {
         &self.changes
     }
 
-    /// Who had most in use at some time, the largest first.
+    /// Callers with the most bytes in use at some time, the largest first.
     #[must_use]
     pub fn areas(&self) -> &[String] {
         &self.areas
     }
 
-    /// The index of the area that a stack is part of; `None`: the rest.
+    /// The index of a stack's area; `None`: the rest.
     #[must_use]
     pub fn area_of(&self, node: NodeId) -> Option<usize> {
         self.area_of.get(&node).copied()
     }
 
-    /// Gives areas to those of these callers of stacks that had most in use at some time.
+    /// Assigns areas to the callers with the most bytes in use at some time.
     pub(super) fn set_areas(&mut self, callers: &HashMap<NodeId, String>, count: usize) {
         let mut now: HashMap<&str, (i64, i64)> = HashMap::new();
         for same_time in self.changes.chunk_by(|a, b| a.time == b.time) {

@@ -1,13 +1,14 @@
-//! When the threads of a timeline began and ended, from its events.
+//! Derives the start and end of a timeline's threads from its events.
 //!
-//! Files keep starts and ends as events only. A thread without a start was there when the recording began, whenever it was
-//! sampled first; one without an end ran on. A thread that ran several programs one after the other has a part for each.
+//! Files store starts and ends only as events. A thread without a start existed when the recording began, even if it
+//! was sampled later; one without an end outlived the recording. A thread that ran several programs in sequence has a
+//! part for each.
 
 use std::collections::HashMap;
 
 use super::timeline::{EventKind, ThreadTimeline, Timeline};
 
-/// Starts and ends by time, of what has a number.
+/// Starts and ends by time, for one id.
 #[derive(Default)]
 struct Marks {
     starts_ns: Vec<u64>,
@@ -15,7 +16,7 @@ struct Marks {
 }
 
 impl Timeline {
-    /// Sets when each thread began and ended.
+    /// Sets the start and end of each thread.
     pub(super) fn set_lifetimes(&mut self) {
         let mut by_thread: HashMap<u64, Marks> = HashMap::new();
         let mut by_process: HashMap<u32, Marks> = HashMap::new();
@@ -65,12 +66,12 @@ impl Timeline {
     }
 }
 
-/// When its first sample was taken: the period that this stands for may have begun before the thread.
+/// Time of its first sample: the period of that sample may have begun before the thread.
 fn first_ns(thread: &ThreadTimeline) -> u64 {
     thread.samples.first().map_or(0, |sample| sample.at_ns)
 }
 
-/// When its last sample was taken.
+/// Time of its last sample.
 fn last_ns(thread: &ThreadTimeline) -> u64 {
     thread.samples.last().map_or(0, |sample| sample.at_ns)
 }
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_without_a_start_was_there_before_and_without_an_end_ran_on() {
+    fn missing_starts_and_ends_extend_to_the_recording() {
         let mut timeline = Timeline {
             threads: vec![thread(7, 7, &[50, 60]), thread(7, 8, &[20, 21]), thread(9, 9, &[70])],
             events: vec![
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn programs_of_one_thread_follow_each_other() {
-        // A fork that execs, and later another process with the number again.
+        // A fork and exec, and later another process with the same id.
         let mut timeline = Timeline {
             threads: vec![thread(5, 5, &[12, 14]), thread(5, 5, &[16, 20]), thread(5, 5, &[60])],
             events: vec![

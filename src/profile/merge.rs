@@ -1,4 +1,4 @@
-//! Profiles made of others: several as one, one without addresses.
+//! Merges several profiles, or removes addresses from one.
 //!
 //! Input: [`Saved`] profiles. Output: a [`Saved`], by way of a [`SavedBuilder`].
 
@@ -11,10 +11,10 @@ use super::timeline::Timeline;
 use crate::trie::NodeId;
 
 impl SavedBuilder {
-    /// Adds another profile: its stacks, and what it tells of its recording.
+    /// Adds another profile: its stacks and its metadata.
     ///
     /// # Errors
-    /// [`MergeError`] if the counts must not be added, or a table is full.
+    /// [`MergeError`] if the counts cannot be added, or a table is full.
     pub fn merge(&mut self, other: &Saved) -> Result<(), MergeError> {
         self.saved.about.merge(&other.about).map_err(MergeError::Different)?;
         Ok(self.add_stacks(other)?)
@@ -29,8 +29,8 @@ impl SavedBuilder {
         self.add_remapped(other, &tables, |node| other.trie.count(node)).map(drop)
     }
 
-    /// Adds the stacks of another profile, with frames and roots that are known already and the counts that
-    /// `count` says. Gives the nodes that theirs are here.
+    /// Adds the stacks of another profile, with already mapped frames and roots and the counts from
+    /// `count`. Returns the mapping of its nodes.
     pub(super) fn add_remapped(
         &mut self,
         other: &Saved,
@@ -48,7 +48,7 @@ impl SavedBuilder {
         })
     }
 
-    /// Takes the times of samples over from another profile, whose nodes are `nodes` here.
+    /// Copies the times of samples from another profile; `nodes` maps its nodes.
     pub(super) fn add_timeline(
         &mut self,
         other: &Saved,
@@ -58,7 +58,7 @@ impl SavedBuilder {
         self.add_times(other, timeline.with_nodes(|node| nodes.get(node.0 as usize).copied()))
     }
 
-    /// Takes times of samples over whose nodes are of this profile and texts of another one.
+    /// Copies times of samples with mapped nodes and the texts of another profile.
     pub(super) fn add_times(&mut self, other: &Saved, timeline: Timeline) -> Result<(), Full> {
         self.saved.timeline = Some(timeline.with_texts(|text| self.saved.texts.intern(other.text(text)))?);
         Ok(())
@@ -66,8 +66,8 @@ impl SavedBuilder {
 }
 
 impl Saved {
-    /// The profile without addresses: stacks of one function at one line become one.
-    /// For formats that keep names only, whose files would repeat them.
+    /// The profile without addresses: merges stacks with the same functions and lines. For formats
+    /// with names only, which would repeat them.
     ///
     /// # Errors
     /// [`Full`] if they do not all fit.

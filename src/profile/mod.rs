@@ -1,7 +1,7 @@
-//! Saved profiles: whole in themselves, with names instead of images.
+//! Saved profiles: self-contained, with names instead of images.
 //!
-//! [`Saved`] is made of a recording or read from a file; formats, pictures and comparisons are
-//! made of it. `formats` is how it is written and read, `views` is how it is looked at.
+//! [`Saved`] is converted from a recording or read from a file; formats, pictures and comparisons
+//! are made from it. `formats` reads and writes files, `views` has the aggregations for display.
 
 pub mod about;
 pub mod builder;
@@ -43,7 +43,7 @@ pub use views::call_tree::{CallTree, Direction};
 pub use views::functions::{FunctionRow, FunctionTable};
 pub use views::leaks::Leak;
 
-/// Most functions of a stack in a file, inlined ones and all others counted alike in every
-/// form, so that what is read from one can be read again from each. A recording has up to
-/// 65,536 frames; those can be some more functions.
+/// Most functions per stack in a file, inlined ones included, for every format, so that a profile
+/// read from one format can be read back from each. A recording has up to 65,536 frames, which can
+/// expand to more functions.
 pub const MAX_DEPTH: usize = 1 << 18;

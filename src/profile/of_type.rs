@@ -1,4 +1,4 @@
-//! A profile with another of its values as its counts.
+//! Selects another value type as the counts of a profile.
 
 use super::builder::SavedBuilder;
 use super::full::Full;
@@ -7,16 +7,16 @@ use super::saved::Saved;
 use super::values::StackValues;
 
 impl Saved {
-    /// The values of its stacks, where there are several of each.
+    /// The values of its stacks, if each has several.
     #[must_use]
     pub fn values(&self) -> Option<&StackValues> {
         self.values.as_ref()
     }
 
-    /// The profile with the values of another type as its counts; `None` where it does not have that type.
+    /// The profile with the values of another type as its counts; `None` if it lacks that type.
     ///
     /// # Errors
-    /// [`Full`] if the values together do not fit into 64 bits.
+    /// [`Full`] if the sum of the values does not fit into 64 bits.
     pub fn of_type(&self, kind: &str) -> Result<Option<Saved>, Full> {
         let Some(values) = &self.values else { return Ok(None) };
         let Some(index) = values.index(kind) else { return Ok(None) };
@@ -54,7 +54,7 @@ mod tests {
     use crate::profile::saved::StackRoot;
     use crate::profile::values::ValueType;
 
-    /// Two stacks; of one nothing is in use.
+    /// Two stacks; one of them has nothing in use.
     fn heap() -> Saved {
         let about = About {
             unit: "bytes".into(),
@@ -121,7 +121,7 @@ mod tests {
         let why = read(&bytes, Some("inuse_objects")).expect_err("there is none");
         let expected = "a.pb.gz: it has no values of type `inuse_objects`; it has alloc_objects, alloc_space, inuse_space";
         assert_eq!(why, expected);
-        // One of them alone keeps its name, in a file of its own.
+        // Converted alone to a file, it keeps its type name.
         let mut bytes = Vec::new();
         pprof::write::write(&space, &mut bytes).expect("written");
         let again = read(&bytes, Some("alloc_space")).expect("read");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_in_use_an_otlp_file_says_so() {
+    fn an_otlp_file_reports_that_nothing_is_in_use() {
         let mut heap = heap();
         let mut values = StackValues::new(heap.values().expect("some").types().to_vec());
         let rows: Vec<_> =
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_is_refused_where_there_is_one_value() {
+    fn a_type_is_refused_if_there_is_only_one_value() {
         let why = read(b"p;main 3\n", Some("inuse_space")).expect_err("refused");
         assert_eq!(
             why,

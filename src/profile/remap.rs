@@ -1,8 +1,8 @@
-//! Parts of a profile taken over into another: each once, and only what is asked for, or all.
+//! Copies parts of a profile into another one: each once, and only the requested ones, or all.
 //!
-//! Input: a [`Saved`], and numbers of its frames and roots. Output: numbers in a
-//! [`SavedBuilder`], which gets the texts, functions and mappings that these need and no others:
-//! so a part of a profile does not go on naming what it has lost.
+//! Input: a [`Saved`], and indexes of its frames and roots. Output: indexes in a [`SavedBuilder`],
+//! which gets only the texts, functions and mappings that these need: so a filtered profile does
+//! not keep names of dropped stacks.
 
 use std::slice::SliceIndex;
 
@@ -11,7 +11,7 @@ use super::full::Full;
 use super::saved::{Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
 
-/// The numbers that parts of a profile have in the one that takes them over.
+/// Maps indexes of a profile to those in its copy.
 pub(super) struct Remap<'o> {
     other: &'o Saved,
     texts: Vec<Option<TextId>>,
@@ -21,17 +21,17 @@ pub(super) struct Remap<'o> {
     roots: Vec<Option<u32>>,
 }
 
-/// The numbers of all frames and roots of a profile in the one that took them over.
+/// Mapped indexes of all frames and roots of a profile.
 #[derive(Debug)]
 pub(super) struct Tables {
-    /// By frame there.
+    /// By frame of the original.
     pub(super) frames: Vec<u32>,
-    /// By root there.
+    /// By root of the original.
     pub(super) roots: Vec<u32>,
 }
 
 impl<'o> Remap<'o> {
-    /// Nothing is taken yet.
+    /// An empty mapping.
     pub(super) fn new(other: &'o Saved) -> Remap<'o> {
         Remap {
             other,
@@ -43,7 +43,7 @@ impl<'o> Remap<'o> {
         }
     }
 
-    /// All tables in their order, also what no stack needs.
+    /// Copies all tables in order, including unused items.
     pub(super) fn all(mut self, into: &mut SavedBuilder) -> Result<Tables, Full> {
         let other = self.other;
         for text in 0..other.texts().count() as u32 {
@@ -61,7 +61,7 @@ impl<'o> Remap<'o> {
         Ok(Tables { frames, roots: roots.collect::<Result<_, Full>>()? })
     }
 
-    /// A frame.
+    /// Copies a frame.
     pub(super) fn frame(&mut self, into: &mut SavedBuilder, frame: u32) -> Result<u32, Full> {
         if let Some(Some(known)) = self.frames.get(frame as usize) {
             return Ok(*known);
@@ -71,7 +71,7 @@ impl<'o> Remap<'o> {
         Ok(taken)
     }
 
-    /// A frame with some of its functions, which are counted from the outermost on. The caller remembers it.
+    /// Copies a frame with a part of its functions, counted from the outermost. The caller caches it.
     pub(super) fn frame_part(
         &mut self,
         into: &mut SavedBuilder,
@@ -91,7 +91,7 @@ impl<'o> Remap<'o> {
         into.frame(frame.address, mapping, &lines)
     }
 
-    /// A root.
+    /// Copies a root.
     pub(super) fn root(&mut self, into: &mut SavedBuilder, root: u32) -> Result<u32, Full> {
         if let Some(Some(known)) = self.roots.get(root as usize) {
             return Ok(*known);
@@ -102,7 +102,7 @@ impl<'o> Remap<'o> {
         Ok(taken)
     }
 
-    /// A root that is made of texts of the profile. The caller remembers it.
+    /// Copies a root built from texts of the profile. The caller caches it.
     pub(super) fn root_like(&mut self, into: &mut SavedBuilder, root: &StackRoot) -> Result<u32, Full> {
         let process = self.text(into, root.process)?;
         let thread = match root.thread {

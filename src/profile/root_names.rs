@@ -1,8 +1,8 @@
-//! The frames that stand before the code of a stack: the process, `name (id)` where threads
-//! are kept apart, `[incomplete]`.
+//! The frames before the code of a stack: the process, `name (id)` unless threads are merged,
+//! `[incomplete]`.
 //!
-//! Input: a root of a [`Saved`]. Output: texts of another table. A process has many threads, so
-//! its name, which a hostile file can make as long as all names together, is looked at once.
+//! Input: a root of a [`Saved`]. Output: texts of another table. A process has many threads, so its
+//! name, which a hostile file can make very long, is processed once.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use super::texts::{TextId, Texts};
 /// A stack that could not be walked to its thread's root starts with this frame.
 pub const INCOMPLETE: &str = "[incomplete]";
 
-/// What processes are called in a table.
+/// Names of processes in a table.
 #[derive(Default)]
 pub(super) struct RootNames {
     processes: HashMap<TextId, TextId>,
@@ -51,8 +51,8 @@ pub(super) fn thread_name(name: &str, id: u64) -> String {
     shown(&format!("{name} ({id})")).into_owned()
 }
 
-/// A name of a profile as one frame of a line: the separator `;` becomes `:`, and a blank name is
-/// `[unknown]`. What cannot be seen, line ends above all, is escaped where names are interned.
+/// A name as one frame of a folded line: `;` becomes `:`, and a blank name is `[unknown]`.
+/// Invisible characters and newlines are already escaped by interning.
 #[must_use]
 pub fn shown(name: &str) -> Cow<'_, str> {
     let name = name.trim();

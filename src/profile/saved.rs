@@ -1,9 +1,9 @@
-//! A saved profile: whole in itself, without the process and its images.
+//! A saved profile: self-contained, independent of the process and its images.
 //!
-//! Every format is read into this and written from it; `render`, `diff` and `gate` see
-//! nothing else. Made by [`SavedBuilder`](super::SavedBuilder). Its stacks are in a
-//! trie of indexes into its tables, and the count is samples. Names, files and paths are interned, so memory
-//! grows with distinct stacks and names, not with the size of a file.
+//! Every format is read into this and written from it; `render`, `diff` and `gate` see nothing else. Built
+//! by [`SavedBuilder`](super::SavedBuilder). Its stacks are in a trie of indexes into its tables, and the
+//! count is samples. Names, files and paths are interned, so memory grows with distinct stacks and names,
+//! not with the size of a file.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::escape::file_name;
 use crate::module_offset::ModuleOffset;
 use crate::trie::{FrameId, NodeId, Trie};
 
-/// A frame of which nothing is known.
+/// Placeholder for a frame without address and name.
 pub const UNKNOWN: &str = "[unknown]";
 
 /// A part of a file that was mapped as code.
@@ -26,9 +26,9 @@ pub const UNKNOWN: &str = "[unknown]";
 pub struct Mapping {
     /// First address (Avma).
     pub start: u64,
-    /// First address after it (Avma).
+    /// End address, exclusive (Avma).
     pub limit: u64,
-    /// Offset in the file of the first address.
+    /// File offset of the first address.
     pub file_offset: u64,
     /// Path of the file.
     pub path: TextId,
@@ -37,7 +37,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// The offset in the file of an address; addresses behind the mapping are not refused.
+    /// The file offset of an address; addresses after the mapping are not refused.
     #[must_use]
     pub fn file_offset_of(&self, address: u64) -> Option<u64> {
         address.checked_sub(self.start)?.checked_add(self.file_offset)
@@ -47,18 +47,18 @@ impl Mapping {
 /// A function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Function {
-    /// The name as people read it; `[module+0x1f40]` for code without a symbol.
+    /// The display name; `[module+0x1f40]` for code without a symbol.
     pub name: TextId,
-    /// The name as the linker knows it; empty if it is not known or the same.
+    /// The linker's name; empty if unknown or the same.
     pub system_name: TextId,
     /// Path of the source file; empty if not known.
     pub file: TextId,
-    /// Line on which it begins; 0 if not known.
+    /// First line; 0 if not known.
     pub start_line: u32,
 }
 
 impl Function {
-    /// The text that people see: the name, else what the linker calls it.
+    /// The display name, or else the linker's name.
     pub(super) fn shown_name(&self) -> TextId {
         if self.name == TextId::EMPTY { self.system_name } else { self.name }
     }
@@ -73,34 +73,34 @@ pub struct Line {
     pub line: u32,
 }
 
-/// A frame: an address, or just a name where a format has no addresses.
+/// A frame: an address, or only a name if the format has no addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// Look-up address (Avma; a return address minus one); 0 if not known.
+    /// Lookup address (Avma; a return address minus one); 0 if not known.
     pub address: u64,
     /// Index into [`Saved::mappings`].
     pub mapping: Option<u32>,
-    /// The functions there, as indexes into the table of lines; outermost first.
+    /// Its functions as indexes into the table of lines, outermost first.
     pub lines: Range<u32>,
 }
 
-/// The root of a stack: its process and thread, and how it was sampled.
+/// The root of a stack: its process and thread, and its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StackRoot {
     /// Name of the process.
     pub process: TextId,
-    /// Name and system number of the thread; `None` when threads are merged.
+    /// Name and thread id; `None` when threads are merged.
     pub thread: Option<(TextId, u64)>,
     /// False for a stack that was not walked to its thread's root.
     pub complete: bool,
-    /// The thread waited (`--idle`); its counts are no CPU time.
+    /// The thread was waiting (`--idle`); its counts are not CPU time.
     pub waiting: bool,
 }
 
-/// A profile that needs nothing else to be read.
+/// A self-contained profile.
 #[derive(Clone, Default)]
 pub struct Saved {
-    /// The recording.
+    /// Metadata of the recording.
     pub about: About,
     pub(super) texts: Texts,
     pub(super) mappings: Vec<Mapping>,
@@ -114,7 +114,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// The text of a number of this profile.
+    /// Returns an interned text.
     #[must_use]
     pub fn text(&self, id: TextId) -> &str {
         self.texts.get(id)
@@ -156,20 +156,20 @@ impl Saved {
         &self.trie
     }
 
-    /// When samples were taken; `None` where that is not known.
+    /// Times of samples; `None` if not known.
     #[must_use]
     pub fn timeline(&self) -> Option<&Timeline> {
         self.timeline.as_ref()
     }
 
-    /// The functions of a frame with their lines, outermost first; empty where only the
-    /// address is known, and for a frame that is not of this profile.
+    /// The functions of a frame with their lines, outermost first; empty if only the address is
+    /// known, and for a frame of another profile.
     #[must_use]
     pub fn lines_of(&self, frame: &Frame) -> &[Line] {
         self.lines.get(frame.lines.start as usize..frame.lines.end as usize).unwrap_or_default()
     }
 
-    /// A function by its index; nameless for one that this profile does not have.
+    /// A function by its index; nameless if the index is out of range.
     #[must_use]
     pub fn function(&self, index: u32) -> Function {
         self.functions.get(index as usize).copied().unwrap_or_default()
@@ -181,17 +181,17 @@ impl Saved {
         self.trie.total()
     }
 
-    /// CPU time of `count` counts, seconds; `None` where the rate is not told.
+    /// CPU time of `count` counts, seconds; `None` if the rate is unknown.
     #[must_use]
     pub fn seconds(&self, count: u64) -> Option<f64> {
         self.about.hz.filter(|hz| *hz > 0).map(|hz| count as f64 / f64::from(hz))
     }
 
-    /// Names of the processes that have a count in it, each once, sorted.
+    /// Names of the processes with counts, sorted, without duplicates.
     #[must_use]
     pub fn processes(&self) -> Vec<&str> {
         let mut processes: Vec<TextId> = self.counted_roots().map(|root| root.process).collect();
-        // By number first: a long name that many threads share is compared once.
+        // By number first, so that a long name shared by many threads is compared once.
         processes.sort_unstable();
         processes.dedup();
         let mut names: Vec<&str> = processes.into_iter().map(|process| self.text(process)).collect();
@@ -199,7 +199,7 @@ impl Saved {
         names
     }
 
-    /// The roots of stacks that have a count; files may name others.
+    /// Roots of stacks with counts; files may have others.
     fn counted_roots(&self) -> impl Iterator<Item = &StackRoot> {
         let mut counted = vec![false; self.roots.len()];
         self.trie.map_nodes(u32::MAX, |node, frame, caller| {
@@ -212,9 +212,9 @@ impl Saved {
         self.roots.iter().zip(counted).filter_map(|(root, counted)| counted.then_some(root))
     }
 
-    /// Visits each stack that has a count: its root, its frames (indexes into
-    /// [`Saved::frames`], outermost first) and the count. The order depends on the stacks and
-    /// the order of the tables only.
+    /// Visits each stack with a count: its root, its frames (indexes into [`Saved::frames`],
+    /// outermost first) and the count. The order depends only on the stacks and the order of the
+    /// tables.
     pub fn for_each_stack(&self, mut visit: impl FnMut(&StackRoot, &[u32], u64)) {
         self.for_each_numbered_stack(|root, frames, count| {
             if let Some(root) = self.roots.get(root as usize) {
@@ -223,13 +223,13 @@ impl Saved {
         });
     }
 
-    /// Visits each stack that has a count: the index of its root into [`Saved::roots`], its frames and the count. For
-    /// callers that keep something by root.
+    /// Visits each stack with a count: the index of its root into [`Saved::roots`], its frames and the count. For
+    /// callers that store data by root.
     pub fn for_each_numbered_stack(&self, mut visit: impl FnMut(u32, &[u32], u64)) {
         self.for_each_leaf(|_, root, frames, count| visit(root, frames, count));
     }
 
-    /// Visits each stack that has a count: its node, the index of its root, its frames and the count.
+    /// Visits each stack with a count: its node, the index of its root, its frames and the count.
     pub(super) fn for_each_leaf(&self, mut visit: impl FnMut(NodeId, u32, &[u32], u64)) {
         let mut frames = Vec::new();
         self.trie.for_each_leaf(|node, path, count| {
@@ -239,7 +239,7 @@ impl Saved {
         });
     }
 
-    /// The root of a node; its frames, outermost first, are put into `frames`.
+    /// Returns the root of a node and stores its frames, outermost first, in `frames`.
     pub(in crate::profile) fn path_of(&self, node: NodeId, frames: &mut Vec<u32>) -> Option<StackRoot> {
         let (mut root, mut at) = (None, Some(node));
         while let Some(here) = at {
@@ -254,7 +254,7 @@ impl Saved {
         root
     }
 
-    /// The root of a path of the trie; its other frames are put into `frames`.
+    /// Returns the root of a path of the trie and stores its other frames in `frames`.
     fn split(&self, path: &[FrameId], frames: &mut Vec<u32>) -> Option<u32> {
         let (root, code) = path.split_first()?;
         let StackFrame::Root(root) = self.trie.frame(*root)? else { return None };
@@ -266,9 +266,8 @@ impl Saved {
         Some(root).filter(|root| (*root as usize) < self.roots.len())
     }
 
-    /// Visits the names of a frame as folded text shows them, outermost first: one for each
-    /// function, and one that says where the address is if there is none. With `lines`,
-    /// `function (file:line)`.
+    /// Visits the names of a frame as in folded text, outermost first: one for each function, or
+    /// its location if it has none. With `lines`, `function (file:line)`.
     pub fn names_of(&self, frame: u32, lines: bool, visit: &mut dyn FnMut(&str)) {
         let Some(frame) = self.frames.get(frame as usize) else { return visit(UNKNOWN) };
         let here = self.lines_of(frame);
@@ -285,7 +284,7 @@ impl Saved {
         let function = self.function(line.function);
         let name = self.text(function.shown_name());
         let name = if name.is_empty() { UNKNOWN } else { name };
-        // The function says which of several files of one name it is.
+        // The function's path distinguishes files with the same name.
         let file = file_name(self.text(function.file));
         match (lines && !file.is_empty(), line.line) {
             (false, _) => Cow::Borrowed(name),

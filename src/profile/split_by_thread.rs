@@ -1,7 +1,7 @@
-//! Splits a profile of merged threads by thread again, as far as the times of samples allow.
+//! Splits a profile with merged threads by thread, using the times of samples.
 //!
-//! Input: a [`Saved`] with times. Output: the same counts, each stack under the thread that it was sampled of. What has no time
-//! stays under its process.
+//! Input: a [`Saved`] with times. Output: the same counts, each stack under its thread. Counts without a time stay
+//! under their process.
 
 use std::collections::HashMap;
 
@@ -12,13 +12,14 @@ use super::saved::{Saved, StackRoot};
 use crate::trie::NodeId;
 
 impl Saved {
-    /// Whether its stacks are those of merged threads, and samples with times name their threads.
+    /// Whether the stacks are of merged threads, and samples with times name their threads.
     #[must_use]
     pub fn has_merged_threads(&self) -> bool {
         self.timeline.is_some() && self.roots.iter().all(|root| root.thread.is_none())
     }
 
-    /// The profile split by thread; unchanged unless it [has merged threads](Saved::has_merged_threads).
+    /// Splits the profile by thread; unchanged unless it [has merged
+    /// threads](Saved::has_merged_threads).
     ///
     /// # Errors
     /// [`Full`] if it does not fit.

@@ -1,13 +1,13 @@
-//! The frames of saved stacks, as numbers of the profile's tables.
+//! The frames of saved stacks, as indexes into the profile's tables.
 
 use crate::trie::{FrameWords, Key, Stacked};
 
 /// A frame of a stack of a [`Saved`](super::Saved).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StackFrame {
-    /// Where the stack begins: an index into [`Saved::roots`](super::Saved::roots).
+    /// Root of the stack: an index into [`Saved::roots`](super::Saved::roots).
     Root(u32),
-    /// Below it: an index into [`Saved::frames`](super::Saved::frames).
+    /// A frame below the root: an index into [`Saved::frames`](super::Saved::frames).
     Frame(u32),
 }
 
@@ -37,7 +37,7 @@ impl Stacked for StackFrame {
     }
 
     fn word(_: u32, frame: u64) -> StackFrame {
-        // Indexes are 32 bits wide; no table holds the last one.
+        // Indexes are 32 bits; no table has an item with the last one.
         StackFrame::Frame(u32::try_from(frame).unwrap_or(u32::MAX))
     }
 

@@ -1,8 +1,8 @@
-//! Interned texts: each distinct name once, as a number.
+//! Interned texts: each distinct name is stored once and has a number.
 //!
-//! Input: names of functions, files, threads. Output: a [`TextId`] each, and the text
-//! behind one, in which what cannot be seen is escaped. All texts lie in one allocation, so that a million names cost little more
-//! than their letters. Not for: one text per stack.
+//! Input: names of functions, files, threads. Output: a [`TextId`] each, and its text with invisible characters
+//! escaped. All texts share one allocation, so that a million names cost little more than their characters. Not for:
+//! one text per stack.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,18 +14,18 @@ use super::full::Full;
 use crate::escape::escape_line;
 use crate::trie::{FrameWords, Key};
 
-/// Most bytes of all texts together; the ends are kept in 32 bits.
+/// Most bytes of all texts together; end offsets are 32 bits.
 pub const MAX_TEXT_BYTES: usize = 1 << 30;
 
 /// Most distinct texts.
 pub const MAX_TEXTS: usize = 1 << 24;
 
-/// An interned text: its place in a [`Texts`].
+/// An interned text: its index in a [`Texts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TextId(pub u32);
 
 impl TextId {
-    /// The empty text, which every [`Texts`] has: "not told".
+    /// The empty text, which every [`Texts`] has: "unknown".
     pub const EMPTY: TextId = TextId(0);
 }
 
@@ -39,18 +39,18 @@ impl Key for TextId {
     }
 }
 
-/// Distinct texts, numbered in the order in which they came. Number 0 is the empty text.
+/// Distinct texts, numbered in the order of insertion. Number 0 is the empty text.
 #[derive(Clone)]
 pub struct Texts {
     bytes: String,
-    /// Where each text ends in `bytes`; it begins where the one before it ends.
+    /// End offset of each text in `bytes`; it starts where the previous one ends.
     ends: Vec<u32>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
 
 impl Texts {
-    /// Only the empty text.
+    /// Contains only the empty text.
     #[must_use]
     pub fn new() -> Texts {
         let mut texts = Texts {
@@ -64,9 +64,9 @@ impl Texts {
         texts
     }
 
-    /// The number of a text, which is known from now on. Texts come from programs and files of
-    /// anybody and go to terminals and pages: their invisible characters are escaped here, for
-    /// all forms of a profile at once.
+    /// Returns the number of a text, adding it if it is new. Texts come from untrusted programs and
+    /// files and go to terminals and pages: their invisible characters are escaped here, for all
+    /// formats.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
@@ -75,7 +75,7 @@ impl Texts {
         if let Some(&id) = self.index.find(hash, |&id| self.get(TextId(id)) == text) {
             return Ok(TextId(id));
         }
-        // What is known is escaped, so that only new texts are searched.
+        // Known texts are already escaped, so only new ones are searched.
         if let Cow::Owned(escaped) = escape_line(text) {
             return self.intern(&escaped);
         }
@@ -93,20 +93,20 @@ impl Texts {
         Ok(TextId(id))
     }
 
-    /// The number of a text that is known, as it is kept: escaped.
+    /// The number of a known text, in its escaped form.
     #[must_use]
     pub fn find(&self, text: &str) -> Option<TextId> {
         let hash = self.hasher.hash_one(text);
         self.index.find(hash, |&id| self.get(TextId(id)) == text).map(|&id| TextId(id))
     }
 
-    /// The text of a number; empty for one that was never given.
+    /// The text with a number; empty if the number is unknown.
     #[must_use]
     pub fn get(&self, id: TextId) -> &str {
         at(&self.bytes, &self.ends, id.0)
     }
 
-    /// How many distinct texts there are, the empty one included; their numbers are those below it.
+    /// Number of distinct texts, including the empty one; all numbers are below it.
     #[must_use]
     pub fn count(&self) -> usize {
         self.ends.len()
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_has_one_number() {
+    fn each_text_has_one_number() {
         let mut texts = Texts::new();
         let names = ["main", "", "é", "main", "a;b", ""];
         let ids: Vec<u32> = names.iter().map(|name| texts.intern(name).expect("fits").0).collect();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_and_its_escaped_form_are_one() {
+    fn a_text_and_its_escaped_form_are_equal() {
         let mut texts = Texts::new();
         let ids = ["a\u{202e}b", "a\\u{202e}b", "a\u{202e}b"].map(|text| texts.intern(text).expect("fits"));
         assert_eq!(ids, [TextId(1); 3]);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn many_texts_are_found_again_after_the_index_grew() {
+    fn texts_are_found_after_the_index_has_grown() {
         let mut texts = Texts::new();
         let ids: Vec<TextId> =
             (0..5000).map(|n| texts.intern(&format!("function {n}")).expect("fits")).collect();

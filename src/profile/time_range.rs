@@ -1,7 +1,7 @@
 //! A time range of a profile.
 //!
-//! Input: a [`Saved`] with times, and a range of them. Output: a [`Saved`] of what was sampled then, whose times count from
-//! the beginning of the range. Adjacent ranges that cover a profile have its counts, stack by stack and loss by loss.
+//! Input: a [`Saved`] with times, and a time range. Output: a [`Saved`] of the samples in it, with times relative to
+//! the start of the range. The counts of adjacent ranges add up to the profile's, stack by stack and loss by loss.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,22 +13,22 @@ use super::saved::Saved;
 use super::timeline::{Timeline, share};
 use crate::trie::NodeId;
 
-/// Why counts of a range are lost whose times the recording did not keep.
+/// Loss reason for counts of a range whose times were not kept.
 const WITHOUT_TIME: &str = "without a time: more --timeline-memory keeps it";
 
-/// Reason of the incomplete stacks of a range: no times of their reasons are known.
+/// Reason for incomplete stacks of a range: the times of the original reasons are unknown.
 const IN_RANGE: &str = "in this part of the time";
 
 impl Saved {
-    /// How long the recording was by its times, nanoseconds; `None` for a profile without times.
+    /// Length of the recording by its times, nanoseconds; `None` for a profile without times.
     #[must_use]
     pub fn time_ns(&self) -> Option<u64> {
         let timeline = self.timeline.as_ref()?;
         Some(self.about.duration_ns.unwrap_or(0).max(timeline.end_ns().saturating_add(1)))
     }
 
-    /// What was sampled in a range of time, nanoseconds since the recording began; `None`
-    /// for a profile without times.
+    /// The samples in a time range, nanoseconds since the recording began; `None` for a profile
+    /// without times.
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
@@ -52,7 +52,7 @@ impl Saved {
         Ok(Some(saved))
     }
 
-    /// The part of the profile whose samples have no times; `None` if all have.
+    /// The part of the profile with untimed samples; `None` if all have times.
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
@@ -70,7 +70,7 @@ impl Saved {
         Ok(Some(builder.finish()))
     }
 
-    /// Counts that were lost in a range, by reason: of those whose times are not known the range's share of all the time.
+    /// Counts lost in a range, by reason. Untimed losses are distributed evenly over all time.
     fn lost_within(&self, timeline: &Timeline, range: &Range<u64>, all_ns: u64) -> BTreeMap<String, u64> {
         let before = |time_ns: u64| {
             let by_reason = timeline.lost_before_ns(time_ns);
@@ -98,7 +98,7 @@ impl Saved {
         until_end
     }
 
-    /// Counts of stacks that were not walked to their thread's root.
+    /// Counts of incomplete stacks.
     fn incomplete_count(&self) -> u64 {
         let mut incomplete: u64 = 0;
         self.for_each_stack(|root, _, count| {

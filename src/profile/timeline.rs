@@ -1,8 +1,8 @@
-//! When samples were taken: of each thread that has any, times, stacks and counts.
+//! Times of samples: for each thread with samples, their times, stacks and counts.
 //!
-//! Part of a [`Saved`](super::Saved); its nodes are those of the profile's trie. Of each stack the
-//! counts over time add up to the count that the trie has, so that all of the time shows what the
-//! profile without times does. Waits are samples, too: of the time before them that they stand for.
+//! Part of a [`Saved`](super::Saved); its nodes are those of the profile's trie. For each stack,
+//! the counts over time add up to the count in the trie, so that the whole time range shows the
+//! same as the profile without times. Waits are samples, too: they represent the time before them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -10,29 +10,29 @@ use std::ops::Range;
 use super::texts::TextId;
 use crate::trie::NodeId;
 
-/// A sample at a time, or several that were joined.
+/// A sample with a time, or several merged samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedSample {
-    /// When it was taken, or the last of them was: nanoseconds since the recording began.
+    /// Time of the sample, or of the last merged one: nanoseconds since the recording began.
     pub at_ns: u64,
-    /// What it stands for, nanoseconds before that time.
+    /// Time that it represents, nanoseconds before `at_ns`.
     pub weight_ns: u64,
-    /// Node of its stack in the profile's trie; `None` for one whose stack was not kept.
+    /// Node of its stack in the profile's trie; `None` if the stack was not kept.
     pub node: Option<NodeId>,
-    /// Counts of it: 0 for a part of a period that others are counted for.
+    /// Its counts: 0 for a part of a period that is counted elsewhere.
     pub count: u64,
-    /// The CPU that it was taken on; `None` where that is not known.
+    /// The CPU it was taken on; `None` if not known.
     pub cpu: Option<u32>,
 }
 
 impl TimedSample {
-    /// When it began, nanoseconds since the recording did.
+    /// Its start, nanoseconds since the recording began.
     #[must_use]
     pub fn since_ns(&self) -> u64 {
         self.at_ns.saturating_sub(self.weight_ns)
     }
 
-    /// Its counts in parts of `each`, with their times: they end at equal distances, the last of them at `at_ns`.
+    /// Its counts in parts of `each`, with their times: equally spaced, the last one at `at_ns`.
     pub fn parts(&self, each: u64) -> impl Iterator<Item = (u64, u64)> {
         let each = each.max(1);
         (0..self.count.div_ceil(each)).map(move |part| {
@@ -42,15 +42,15 @@ impl TimedSample {
         })
     }
 
-    /// The time of the count after which so many come.
+    /// Time of the count that `after` others follow.
     fn count_time(&self, after: u64) -> u64 {
         let back_ns = u128::from(after) * u128::from(self.weight_ns) / u128::from(self.count.max(1));
         self.at_ns.saturating_sub(back_ns as u64)
     }
 
-    /// How many of its counts have times before this one.
+    /// Number of its counts before a time.
     fn counts_before(&self, time_ns: u64) -> u64 {
-        // The first ones may have been pushed against the beginning of the recording.
+        // The first ones may have been clamped to the beginning of the recording.
         if time_ns == 0 {
             return 0;
         }
@@ -63,10 +63,10 @@ impl TimedSample {
         self.count.saturating_sub(after)
     }
 
-    /// The part of it that lies in a range; `None` for none. Parts of ranges that make a whole make a whole.
+    /// The part inside a range; `None` if empty. The parts of adjacent ranges add up to the whole.
     fn in_time_range(&self, range: &Range<u64>) -> Option<TimedSample> {
         if self.count == 0 {
-            // Of a time without a stack each moment is like another.
+            // Time without a stack can be split anywhere.
             let (since_ns, at_ns) = (self.since_ns().max(range.start), self.at_ns.min(range.end));
             return (since_ns < at_ns).then(|| TimedSample { at_ns, weight_ns: at_ns - since_ns, ..*self });
         }
@@ -88,37 +88,37 @@ impl TimedSample {
 /// A thread over time, while it ran one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadTimeline {
-    /// What its stacks are shown under.
+    /// Process name that its stacks are shown under.
     pub process: TextId,
-    /// The process, where it is known.
+    /// Process id, if known.
     pub pid: Option<u32>,
     /// Its name; empty if it had none.
     pub name: TextId,
-    /// The system's number.
+    /// Thread id.
     pub id: u64,
     /// When it was first seen, nanoseconds since the recording began.
     pub begun_ns: u64,
-    /// When it ended; `None` for one that ran on.
+    /// End time; `None` if it outlived the recording.
     pub ended_ns: Option<u64>,
     /// Its samples by time.
     pub samples: Vec<TimedSample>,
 }
 
-/// Time that was lost.
+/// Lost time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// It lies after this time, nanoseconds since the recording began.
+    /// Start of the interval with the loss, nanoseconds since the recording began.
     pub since_ns: u64,
-    /// It lies before this time, at which it was known.
+    /// End of that interval, when the loss was noticed.
     pub at_ns: u64,
-    /// How much, nanoseconds.
+    /// Amount, nanoseconds.
     pub lost_ns: u64,
-    /// Why.
+    /// Reason.
     pub reason: TextId,
 }
 
 impl Loss {
-    /// How much of it lies before a time, nanoseconds: it is spread evenly.
+    /// The amount before a time, nanoseconds, assuming an even distribution.
     fn before_ns(&self, time_ns: u64) -> u64 {
         let all_ns = self.at_ns.saturating_sub(self.since_ns);
         let passed_ns = time_ns.saturating_sub(self.since_ns).min(all_ns);
@@ -129,7 +129,7 @@ impl Loss {
         }
     }
 
-    /// The part of it that lies in a range, whose beginning its times count from.
+    /// The part inside a range, with times relative to its start.
     fn in_time_range(&self, range: &Range<u64>) -> Option<Loss> {
         let lost_ns = self.before_ns(range.end) - self.before_ns(range.start);
         let since_ns = self.since_ns.max(range.start) - range.start;
@@ -137,7 +137,7 @@ impl Loss {
         (lost_ns > 0).then_some(Loss { since_ns, at_ns, lost_ns, reason: self.reason })
     }
 
-    /// How much, in samples of a period.
+    /// The amount in samples of a period, as text.
     pub(super) fn words(&self, period_ns: f64) -> String {
         match (self.lost_ns as f64 / period_ns).round() {
             ..=1.0 => "1 sample".to_owned(),
@@ -145,14 +145,14 @@ impl Loss {
         }
     }
 
-    /// Whether it is a gap: most of a CPU's time between its ends was lost.
+    /// Whether it is a gap: most of a CPU's time in the interval was lost.
     #[must_use]
     pub fn is_gap(&self) -> bool {
         self.lost_ns.saturating_mul(2) >= self.at_ns.saturating_sub(self.since_ns)
     }
 }
 
-/// As many of `count` as `part` is of `whole`, rounded.
+/// `count * part / whole`, rounded.
 pub(super) fn share(count: u64, part: u64, whole: u64) -> u64 {
     let whole = whole.max(1);
     match count.checked_mul(part).and_then(|product| product.checked_add(whole / 2)) {
@@ -165,25 +165,25 @@ pub(super) fn share(count: u64, part: u64, whole: u64) -> u64 {
     }
 }
 
-/// What happened to a process or a thread.
+/// Kind of a process or thread event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
     /// A process started.
     ProcessStart,
-    /// A thread started, which is not the first of its process.
+    /// A thread other than the main thread started.
     ThreadStart,
-    /// A process began to run another program.
+    /// A process executed another program.
     Exec,
-    /// A process mapped an image, which was seen at that time.
+    /// A process mapped an image; the time is that of the first observation.
     ImageLoad,
-    /// Such a thread ended.
+    /// A thread other than the main thread ended.
     ThreadEnd,
     /// A process ended.
     ProcessEnd,
 }
 
 impl EventKind {
-    /// All, in their order.
+    /// All kinds, in order.
     const ALL: [EventKind; 6] = [
         EventKind::ProcessStart,
         EventKind::ThreadStart,
@@ -193,12 +193,12 @@ impl EventKind {
         EventKind::ProcessEnd,
     ];
 
-    /// The kind that has these words.
+    /// The kind with this text.
     pub(super) fn of(words: &str) -> Option<EventKind> {
         EventKind::ALL.into_iter().find(|kind| kind.words() == words)
     }
 
-    /// The words of the event.
+    /// The text of the event kind.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -212,27 +212,27 @@ impl EventKind {
     }
 }
 
-/// An event of a process or a thread.
+/// A process or thread event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, nanoseconds since the recording began.
+    /// Time, nanoseconds since the recording began.
     pub at_ns: u64,
-    /// What.
+    /// Kind.
     pub kind: EventKind,
-    /// What the stacks of the process are shown under; empty if it has none.
+    /// Process name that its stacks are shown under; empty if it has none.
     pub process: TextId,
-    /// The system's number of the process.
+    /// Process id.
     pub pid: u32,
-    /// The system's number of the thread; that of the process where it is of no other one.
+    /// Thread id; the process id if the event is not about another thread.
     pub thread: u64,
-    /// The name of the thread, the program or the path of the image; empty where there is none.
+    /// The name of the thread, the program or the path of the image; empty if there is none.
     pub text: TextId,
 }
 
-/// Finds the thread of an event among those that have samples.
+/// Finds the thread of an event among those with samples.
 pub(super) struct ThreadIndex<'t> {
     timeline: &'t Timeline,
-    /// Threads by the system's number, in their order.
+    /// Threads by thread id, in their order.
     by_id: HashMap<u64, Vec<usize>>,
     /// The first thread of each process.
     by_pid: HashMap<u32, usize>,
@@ -251,7 +251,7 @@ impl<'t> ThreadIndex<'t> {
         ThreadIndex { timeline, by_id, by_pid }
     }
 
-    /// The thread that had the number of an event at its time.
+    /// The thread that had the event's thread id at its time.
     pub(super) fn own(&self, event: &Event) -> Option<usize> {
         let own = self.by_id.get(&event.thread)?;
         let is_begun = |index: &usize| {
@@ -260,7 +260,7 @@ impl<'t> ThreadIndex<'t> {
         own.iter().rev().copied().find(is_begun).or(own.first().copied())
     }
 
-    /// That thread, or one of the process.
+    /// That thread, or another one of its process.
     pub(super) fn of_process(&self, event: &Event) -> Option<usize> {
         self.own(event).or_else(|| self.by_pid.get(&event.pid).copied())
     }
@@ -269,21 +269,21 @@ impl<'t> ThreadIndex<'t> {
 /// The samples of a profile over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    /// Steps that times are kept in, nanoseconds; `None` where each sample has its own.
+    /// Resolution of the times, nanoseconds; `None` if each sample has its own time.
     pub step_ns: Option<u64>,
-    /// The threads that have samples.
+    /// The threads with samples.
     pub threads: Vec<ThreadTimeline>,
-    /// What was lost, by time.
+    /// Losses, by time.
     pub losses: Vec<Loss>,
-    /// What happened besides, by time.
+    /// Other events, by time.
     pub events: Vec<Event>,
 }
 
 impl Timeline {
-    /// Gives each sample its counts: as many over time of each stack as `count` says of its node in all.
-    /// Nodes are below `node_count`.
+    /// Distributes the counts of each stack over its samples; `count` returns a node's total. Nodes are
+    /// below `node_count`.
     pub(super) fn count_samples(&mut self, node_count: usize, count: impl Fn(NodeId) -> u64) {
-        // What its samples weigh in all, weigh so far, and the counts given for that.
+        // Total weight of its samples, weight so far, and counts given for that.
         let mut nodes: Vec<(u64, u64, u64)> = vec![(0, 0, 0); node_count];
         for sample in self.threads.iter().flat_map(|thread| &thread.samples) {
             if let Some((all_ns, ..)) = sample.node.and_then(|node| nodes.get_mut(node.0 as usize)) {
@@ -301,7 +301,7 @@ impl Timeline {
         }
     }
 
-    /// It with the nodes of another trie.
+    /// The timeline with nodes mapped to another trie.
     pub(super) fn with_nodes(&self, mut node: impl FnMut(NodeId) -> Option<NodeId>) -> Timeline {
         let mut other = self.clone();
         for sample in other.threads.iter_mut().flat_map(|thread| &mut thread.samples) {
@@ -310,7 +310,7 @@ impl Timeline {
         other
     }
 
-    /// What of it has a node in another trie.
+    /// The samples whose nodes map to another trie.
     pub(super) fn of_nodes(&self, node: impl FnMut(NodeId) -> Option<NodeId>) -> Timeline {
         let mut part = self.with_nodes(node);
         part.threads.iter_mut().for_each(|thread| thread.samples.retain(|sample| sample.node.is_some()));
@@ -318,7 +318,7 @@ impl Timeline {
         part
     }
 
-    /// It with the numbers that texts have in another table.
+    /// The timeline with text ids mapped to another table.
     pub(super) fn with_texts<E>(
         mut self,
         mut text: impl FnMut(TextId) -> Result<TextId, E>,
@@ -335,7 +335,7 @@ impl Timeline {
         Ok(self)
     }
 
-    /// When the last of it was, nanoseconds since the recording began.
+    /// Time of its last item, nanoseconds since the recording began.
     #[must_use]
     pub fn end_ns(&self) -> u64 {
         let samples =
@@ -344,8 +344,8 @@ impl Timeline {
         samples.chain(losses).max().unwrap_or(0)
     }
 
-    /// What is in a time range, nanoseconds since the recording began. Its times count from the beginning of the
-    /// range.
+    /// The part inside a time range, nanoseconds since the recording began. Its times are relative to the start
+    /// of the range.
     #[must_use]
     pub(super) fn in_time_range(&self, range: &Range<u64>) -> Timeline {
         let from = |at_ns: u64| at_ns.saturating_sub(range.start);
@@ -363,7 +363,7 @@ impl Timeline {
         selected
     }
 
-    /// By reason: how much of what was lost lies before a time, and how much there is in all, nanoseconds.
+    /// By reason: the lost time before a time, and all lost time, nanoseconds.
     pub(super) fn lost_before_ns(&self, time_ns: u64) -> BTreeMap<TextId, (u64, u64)> {
         let mut lost: BTreeMap<TextId, (u64, u64)> = BTreeMap::new();
         for loss in &self.losses {

@@ -1,7 +1,7 @@
-//! Several values of each stack, as heap profiles have: what is in use, what was allocated in all, how often.
+//! Several values of each stack, as in heap profiles: in use, allocated in all, number of allocations.
 //!
-//! The counts of a [`Saved`](super::Saved) are one of them; [`Saved::of_type`](super::Saved::of_type) makes another one
-//! its counts.
+//! The counts of a [`Saved`](super::Saved) are one of them; [`Saved::of_type`](super::Saved::of_type) selects another
+//! one.
 
 use std::collections::BTreeMap;
 
@@ -9,17 +9,17 @@ use super::inuse_history::InuseHistory;
 use crate::heap::Estimate;
 use crate::trie::NodeId;
 
-/// A kind of values, in pprof's words.
+/// A value type, as in pprof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueType {
-    /// What is counted: `inuse_space`.
+    /// The quantity: `inuse_space`.
     pub kind: String,
-    /// What one of it is: `bytes`, `count`.
+    /// The unit: `bytes`, `count`.
     pub unit: String,
 }
 
 impl ValueType {
-    /// What counts of the type count, for people: bytes, or what the type is called.
+    /// The display unit of the counts: bytes, or the name of the type.
     pub(in crate::profile) fn counted_unit(&self) -> &str {
         if self.unit == "count" { &self.kind } else { &self.unit }
     }
@@ -31,14 +31,14 @@ pub struct StackValues {
     types: Vec<ValueType>,
     /// By node, in the order of the types.
     rows: BTreeMap<u32, Vec<u64>>,
-    /// Of a recording of allocations: bytes and allocations in use by node, with their sampling error.
+    /// For a heap recording: bytes and allocations in use by node, with their sampling error.
     inuse: BTreeMap<u32, (Estimate, Estimate)>,
-    /// Of a recording of allocations whose counts are bytes in use: these over time.
+    /// For a heap recording with counts in bytes in use: these over time.
     pub(super) history: Option<InuseHistory>,
 }
 
 impl StackValues {
-    /// Of these types, without stacks.
+    /// Values of these types, without stacks.
     pub(super) fn new(types: Vec<ValueType>) -> StackValues {
         StackValues { types, ..StackValues::default() }
     }
@@ -55,7 +55,7 @@ impl StackValues {
         self.types.iter().position(|known| known.kind == kind)
     }
 
-    /// The values of each stack that has some, by node.
+    /// The values of each stack that has any, by node.
     pub fn rows(&self) -> impl Iterator<Item = (NodeId, &[u64])> {
         self.rows.iter().map(|(node, values)| (NodeId(*node), values.as_slice()))
     }
@@ -66,18 +66,18 @@ impl StackValues {
         self.rows.get(&node.0).map(Vec::as_slice)
     }
 
-    /// Bytes and allocations in use of each stack, with their sampling error; none in profiles that were read from files.
+    /// Bytes and allocations in use of each stack, with their sampling error; empty for profiles read from files.
     pub fn inuse(&self) -> impl Iterator<Item = (NodeId, (Estimate, Estimate))> {
         self.inuse.iter().map(|(node, estimates)| (NodeId(*node), *estimates))
     }
 
-    /// Bytes in use over time; only of a recording of allocations whose counts are bytes in use.
+    /// Bytes in use over time; only for a heap recording with counts in bytes in use.
     #[must_use]
     pub fn history(&self) -> Option<&InuseHistory> {
         self.history.as_ref()
     }
 
-    /// Adds what a stack has in use.
+    /// Adds the in-use values of a stack.
     pub(super) fn add_inuse(&mut self, node: NodeId, (bytes, blocks): (Estimate, Estimate)) {
         let sum = self.inuse.entry(node.0).or_default();
         sum.0.add(bytes);

@@ -1,8 +1,8 @@
-//! A heap profile whose allocations are those of the callers that the table of leaks names.
+//! Attributes the allocations of a heap profile to the callers in the table of leaks.
 //!
-//! Input: a [`Saved`]. Output: another one, in which stacks end where functions begin that only
-//! [hand an allocation on](super::views::leaks::is_wrapper): by function it then says who allocates, where every stack
-//! otherwise ends in `malloc` or `operator new`.
+//! Input: a [`Saved`]. Output: another one with stacks that end before [allocation
+//! wrappers](super::views::leaks::is_wrapper): self counts then show who allocates, instead of `malloc` or `operator
+//! new` for every stack.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,14 @@ use super::saved::Saved;
 use super::views::leaks::is_wrapper;
 
 impl Saved {
-    /// The profile without the innermost functions that only hand an allocation on. Stacks of nothing else stay as they are.
+    /// Removes the innermost allocation wrappers. Stacks of only wrappers are unchanged.
     ///
     /// # Errors
-    /// [`Full`] if a table does not hold it.
+    /// [`Full`] if a table is full.
     pub fn without_wrappers(&self) -> Result<Saved, Full> {
         let mut builder = SavedBuilder::new(self.about.clone());
         let mut remap = Remap::new(self);
-        // By frame: how many of its outermost functions are left where it is the innermost, and the frame of these.
+        // By frame: how many of its outermost functions remain if it is the innermost, and the frame of these.
         let mut left: HashMap<u32, (usize, Option<u32>)> = HashMap::new();
         let mut full = Ok(());
         let mut add = |root: u32, frames: &[u32], count: u64| {
@@ -57,7 +57,7 @@ impl Saved {
         Ok(builder.finish())
     }
 
-    /// How many functions of a frame are left, from the outermost on, without the innermost that hand an allocation on.
+    /// How many functions of a frame remain, counted from the outermost, without its innermost wrappers.
     fn without_inner_wrappers(&self, frame: u32) -> usize {
         let (mut index, mut left) = (0, 0);
         self.names_of(frame, false, &mut |name| {
@@ -75,7 +75,7 @@ mod tests {
     use crate::profile::formats::detect::{self, Strictness};
 
     #[test]
-    fn allocations_belong_to_who_asked_for_them() {
+    fn allocations_belong_to_callers_of_wrappers() {
         let text = "p;main;load(int);std::vector<int>::push_back;operator new(unsigned long);malloc 7\n\
                     p;main;malloc 3\np;main;std::sort;compare 2\np;operator new(unsigned long) 1\n";
         let read = detect::read_of_type(text.as_bytes(), "a.folded", 0, Strictness::Strict, None);

@@ -1,5 +1,5 @@
-//! The heap shim in real programs: each allocation that a program logs has its record, and no program says anything
-//! else than without it, whatever becomes of the reader. Programs are compiled from `tests/fixtures/heap_*.c`.
+//! The heap shim in real programs: each allocation that a program logs has its record, and programs print the same
+//! as without it, whatever happens to the reader. Programs are compiled from `tests/fixtures/heap_*.c`.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Programs with the shim in them, and without.
+//! Programs with and without the shim.
 
 use std::cell::Cell;
 use std::fs;
@@ -14,9 +14,9 @@ use crate::shared_memory::{CONTROL_NAME, CONTROL_SIZE, DIRECTORY_VARIABLE, MAGIC
 /// The compiled fixtures.
 pub(crate) struct Fixtures {
     _directory: TempDir,
-    /// Allocates by libc.
+    /// Allocates with libc.
     pub(crate) calls: PathBuf,
-    /// Allocates by `allocator`.
+    /// Allocates with `allocator`.
     pub(crate) calls_of_library: PathBuf,
     /// A library with an allocator.
     pub(crate) allocator: PathBuf,
@@ -46,7 +46,7 @@ pub(crate) fn fixtures() -> &'static Fixtures {
     })
 }
 
-/// What the control file asks for.
+/// Settings of the control file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) mean_bytes: u64,
@@ -57,13 +57,13 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Every allocation, and room for all of them.
+    /// Samples every allocation, with room for all of them.
     pub(crate) fn all() -> Self {
         Self { mean_bytes: 1, data_size: 64 << 20, set_slots: 1 << 20, stack_size: 512, seed: 0 }
     }
 }
 
-/// A directory as stackprof makes it.
+/// A directory like that of stackprof.
 pub(crate) struct Directory(TempDir, Cell<u32>);
 
 impl Directory {
@@ -85,13 +85,13 @@ impl Directory {
         self.0.path()
     }
 
-    /// A number of the control file.
+    /// A field of the control file.
     pub(crate) fn control(&self, offset: usize) -> u64 {
         let bytes = fs::read(self.path().join(CONTROL_NAME)).unwrap();
         u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap())
     }
 
-    /// A command with the shim in it.
+    /// A command with the shim loaded.
     pub(crate) fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null());
@@ -104,7 +104,7 @@ impl Directory {
         self.start(program, arguments).wait_with_output().unwrap()
     }
 
-    /// Starts it; its output is kept.
+    /// Starts it and captures its output.
     pub(crate) fn start(&self, program: &Path, arguments: &[&str]) -> Child {
         self.start_with(program, arguments, Stdio::null())
     }
@@ -117,7 +117,7 @@ impl Directory {
         child
     }
 
-    /// The first ring of the process that was started last, once it is there.
+    /// The first ring of the process that was started last, once it exists.
     pub(crate) fn ring(&self) -> Option<Ring> {
         let name = format!("{RING_PREFIX}{}.0", self.1.get());
         Ring::all(self.path()).into_iter().find(|ring| ring.name == name)
@@ -132,7 +132,7 @@ pub(crate) struct Logged {
     pub(crate) size: u64,
 }
 
-/// What a program logged, in the order of its calls.
+/// The log of a program, in the order of its calls.
 pub(crate) fn log_of(output: &Output) -> Vec<Logged> {
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -149,7 +149,7 @@ pub(crate) fn log_of(output: &Output) -> Vec<Logged> {
         .collect()
 }
 
-/// What a program printed, but for addresses.
+/// The output of a program without addresses.
 pub(crate) fn said(output: &Output) -> (Option<i32>, String, String) {
     let text = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("log ")).collect();

@@ -1,5 +1,5 @@
-//! The reader dies (`kill -9` of stackprof) at each moment of a program that takes its steps one by one: the program goes
-//! on as if nothing was, and nothing that it did is neither recorded nor counted as lost.
+//! The reader dies (`kill -9` of stackprof) at each moment of a program that advances step by step: the program
+//! continues undisturbed, and all its allocations are recorded or counted as lost.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
@@ -9,7 +9,7 @@ use stackprof::sources::heap::ring as reader;
 use crate::program::{Directory, Settings, fixtures, log_of, said};
 use crate::ring::{Record, Ring};
 
-/// A program in the mode `steps`, which takes one when it is told to.
+/// A program in the mode `steps`, which takes a step on request.
 struct Stepper {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
@@ -26,13 +26,13 @@ impl Stepper {
         Stepper { child, output, said: Vec::new() }
     }
 
-    /// Has it take a step, and waits for its end.
+    /// Triggers a step, and waits for its end.
     fn step(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b".").unwrap();
         self.output.read_until(b'\n', &mut self.said).unwrap();
     }
 
-    /// To its end.
+    /// Runs it to its end.
     fn finish(mut self) -> Output {
         drop(self.child.stdin.take());
         self.output.read_to_end(&mut self.said).unwrap();
@@ -42,7 +42,7 @@ impl Stepper {
     }
 }
 
-/// What the program says without the shim.
+/// Output of the program without the shim.
 fn without(steps: usize) -> (Option<i32>, String, String) {
     let mut command = Command::new(&fixtures().calls);
     command.arg("steps").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -51,16 +51,17 @@ fn without(steps: usize) -> (Option<i32>, String, String) {
     said(&stepper.finish())
 }
 
-/// Sampled allocations that the ring still has, and those that it lost.
+/// Sampled allocations left in the ring, and lost ones.
 fn rest(ring: &Ring) -> usize {
     let left = ring.take_all();
     let allocations = left.iter().filter(|record| matches!(record, Record::Allocation(_)));
     allocations.count() + ring.lost_allocations().0 as usize
 }
 
-/// Records are taken one by one; the reader dies after so many, before or after it has given back the room.
+/// Records are taken one by one; the reader dies after this many, before or after it has released the
+/// space.
 #[test]
-fn at_any_record_of_a_ring_that_fills_and_wraps() {
+fn reader_dies_at_any_record_of_a_ring_that_fills_and_wraps() {
     const STEPS: usize = 48;
     let settings = Settings { data_size: 8192, stack_size: 256, set_slots: 1 << 12, ..Settings::all() };
     let expected = without(STEPS);
@@ -85,7 +86,7 @@ fn at_any_record_of_a_ring_that_fills_and_wraps() {
             assert_eq!(said(&output), expected, "the reader died at record {index}");
             let ring = directory.ring().unwrap();
             assert!(taken < index || ring.lost_allocations().0 > 0 || index + 40 > 2 * STEPS, "{index}");
-            // A record that was not given back has no bytes any more, and stops the reader.
+            // A record that was not released has been zeroed, and stops the reader.
             if is_given_back {
                 totals.push(allocations + rest(&ring));
                 assert!(
@@ -100,10 +101,10 @@ fn at_any_record_of_a_ring_that_fills_and_wraps() {
     assert!(totals.iter().all(|total| *total == totals[0]), "{totals:?}");
 }
 
-/// The reader of stackprof, which takes what is there after each step, and dies after one: of a ring that is backed at once,
-/// and of one that is backed and given back in pieces.
+/// The reader of stackprof, which takes the available records after each step and dies after one, with a ring that is
+/// backed at once and one that is backed and released in pieces.
 #[test]
-fn after_any_step_that_stackprof_has_read() {
+fn reader_dies_after_any_step() {
     for (data_size, steps, stride) in [(8192, 48, 1), (1 << 19, 1600, 100)] {
         let settings = Settings { data_size, stack_size: 1 << 16, set_slots: 1 << 12, ..Settings::all() };
         let expected = without(steps);
@@ -122,7 +123,7 @@ fn after_any_step_that_stackprof_has_read() {
                 }
             }
             assert_eq!(said(&program.finish()), expected, "the reader died after step {last}");
-            // What it had not given back is there once more.
+            // What it had not released is available again.
             let path = directory.path().join(&directory.ring().unwrap().name);
             let mut ring = ring.unwrap_or_else(|| reader::Ring::open(&path).unwrap().unwrap());
             while ring.take(true, u64::MAX, &mut records).unwrap().bytes > 0 {}

@@ -1,4 +1,4 @@
-//! What is recorded is what the program did.
+//! The records match what the program did.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::shared_memory::{
     Function, MAPS_PREFIX, Origin, RING_PREFIX, RingHeader, aarch64_register, flag, x86_64_register,
 };
 
-/// The program's return address, stack pointer and frame pointer among the registers.
+/// The program's return address, stack pointer and frame pointer from the registers.
 fn pc_sp_fp(registers: &[u64]) -> (u64, u64, u64) {
     if cfg!(target_arch = "x86_64") {
         (registers[x86_64_register::PC], registers[x86_64_register::SP], registers[x86_64_register::RBP])
@@ -24,7 +24,7 @@ fn pc_sp_fp(registers: &[u64]) -> (u64, u64, u64) {
     }
 }
 
-/// Where a file is mapped, by the copy of /proc/self/maps that belongs to a ring.
+/// Address ranges of a file, from the copy of /proc/self/maps that belongs to a ring.
 fn mapped(directory: &Path, ring: &Ring, program: &Path) -> Vec<(u64, u64)> {
     let name = ring.name.replace(RING_PREFIX, MAPS_PREFIX);
     let maps = fs::read_to_string(directory.join(name)).unwrap();
@@ -40,7 +40,7 @@ fn mapped(directory: &Path, ring: &Ring, program: &Path) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// Of each address what happened to it, in order; of the program's own calls only.
+/// Events by address, in order; only of the program's own calls.
 fn by_address(events: impl Iterator<Item = Logged>) -> HashMap<u64, Vec<(char, u64)>> {
     let mut found: HashMap<u64, Vec<(char, u64)>> = HashMap::new();
     for event in events {
@@ -49,7 +49,7 @@ fn by_address(events: impl Iterator<Item = Logged>) -> HashMap<u64, Vec<(char, u
     found
 }
 
-/// The records of allocations that the program itself made, and of what became of them.
+/// Records of allocations by the program itself, and of their frees.
 fn of_program(records: &[Record], ranges: &[(u64, u64)]) -> Vec<Logged> {
     let mut is_own: HashMap<u64, bool> = HashMap::new();
     let event = |what, address, size| Logged { what, address, size };
@@ -91,12 +91,12 @@ fn check_log(mode: &str, program: &Path) {
 }
 
 #[test]
-fn each_function_is_recorded_as_the_program_called_it() {
+fn each_allocation_function_is_recorded() {
     check_log("calls", &fixtures().calls);
 }
 
 #[test]
-fn a_thousand_threads_are_recorded_and_blocks_that_others_free() {
+fn a_thousand_threads_and_frees_by_other_threads_are_recorded() {
     check_log("threads", &fixtures().calls);
     check_log("few-threads", &fixtures().calls);
 }
@@ -166,9 +166,9 @@ fn registers_and_stack_are_those_of_the_caller() {
     assert_eq!(names, ["logged_malloc", "inner", "middle", "outer", "main"].map(Some));
 }
 
-/// Values that a program put into the registers that calls keep, and its stack pointer.
+/// Checks the values that a program put into callee-saved registers, and its stack pointer.
 #[test]
-fn kept_registers_and_the_stack_pointer_are_exact() {
+fn callee_saved_registers_and_the_stack_pointer_are_exact() {
     let directory = Directory::new(Settings::all());
     let log = log_of(&directory.run(&fixtures().calls, &["registers"]));
     let sp = log.iter().find(|call| call.what == 's').unwrap().address;
@@ -191,13 +191,13 @@ fn kept_registers_and_the_stack_pointer_are_exact() {
     }
 }
 
-/// Handlers that come at any moment, allocate, and leave by `longjmp`: each record that was begun is finished.
+/// Handlers run at any moment, allocate, and leave by `longjmp`: each record that was started is completed.
 #[test]
-fn no_handler_leaves_half_a_record() {
+fn no_handler_leaves_an_incomplete_record() {
     let directory = Directory::new(Settings { data_size: 1 << 16, stack_size: 256, ..Settings::all() });
     let mut child = directory.start(&fixtures().calls_of_library, &["handlers"]);
     let mut taken = 0;
-    // There is room for more as long as it runs.
+    // Releases space while it runs.
     while child.try_wait().unwrap().is_none() {
         taken += directory.ring().map_or(0, |ring| ring.take_all().len());
     }
@@ -212,16 +212,16 @@ fn no_handler_leaves_half_a_record() {
     );
 }
 
-/// Where a child of vfork takes the first sample, the ring is still that of the process that goes on.
+/// If a child of vfork takes the first sample, the ring still belongs to the parent.
 #[test]
-fn a_child_of_vfork_makes_no_ring() {
+fn a_child_of_vfork_creates_no_ring() {
     let settings = Settings { mean_bytes: 1 << 20, seed: 1, ..Settings::all() };
     let directory = Directory::new(settings);
     let output = directory.run(&fixtures().calls, &["vfork-first"]);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(Ring::all(directory.path()).len(), 1);
     let ring = directory.ring().unwrap();
-    // That of the child is lost, as the ring says.
+    // The child's sample is lost, and counted.
     assert_eq!(ring.lost_allocations(), (1, 64 << 20));
     assert_eq!(ring.take_all().len(), 1);
 }
@@ -239,14 +239,14 @@ fn symbols(program: &Path) -> Vec<(u64, u64, String)> {
 }
 
 #[test]
-fn stacks_that_end_say_so() {
+fn stack_ends_are_flagged() {
     let directory = Directory::new(Settings { stack_size: 65536, ..Settings::all() });
     log_of(&directory.run(&fixtures().calls, &["coroutines"]));
     let mut on_small_stacks = 0;
     for record in directory.ring().unwrap().take_all() {
         let Record::Allocation(allocation) = record else { continue };
         if (100..120).contains(&allocation.size) {
-            // A stack of five pages, with no memory above.
+            // A stack of five pages, with unmapped memory above.
             assert!(allocation.stack.len() <= 5 * 4096 && allocation.flags & flag::STACK_END != 0);
             on_small_stacks += 1;
         }
@@ -255,12 +255,12 @@ fn stacks_that_end_say_so() {
 }
 
 #[test]
-fn children_of_fork_have_rings_of_their_own() {
+fn children_of_fork_have_their_own_rings() {
     let directory = Directory::new(Settings { data_size: 1 << 20, ..Settings::all() });
     let output = directory.run(&fixtures().calls, &["forks"]);
     assert!(output.status.success(), "{output:?}");
     let rings = Ring::all(directory.path());
-    // The program, a tree of 3 + 9 + 27 children that all allocate, and 30 children among threads.
+    // The program, a tree of 3 + 9 + 27 children that all allocate, and 30 children with threads.
     assert_eq!(rings.len(), 1 + 39 + 30);
     let field = |ring: &Ring, at| ring.u32_at(at);
     let pids: Vec<u32> =
@@ -298,7 +298,7 @@ fn children_of_fork_have_rings_of_their_own() {
 }
 
 #[test]
-fn a_program_that_follows_by_exec_has_the_next_ring() {
+fn a_program_started_by_exec_has_the_next_ring() {
     let directory = Directory::new(Settings::all());
     log_of(&directory.run(&fixtures().calls, &["exec"]));
     let rings = Ring::all(directory.path());
@@ -308,16 +308,16 @@ fn a_program_that_follows_by_exec_has_the_next_ring() {
     for ring in &rings {
         assert_eq!(ring.u32_at(std::mem::offset_of!(RingHeader, origin)), Origin::Program as u32);
     }
-    // The first ended by execve, without a destructor.
+    // The first ended by execve, without running its destructor.
     let end = std::mem::offset_of!(RingHeader, end_ns);
     assert!(rings[0].u64_at(end) == 0 && rings[1].u64_at(end) > 0);
     assert_eq!(directory.control(48), 2, "programs");
 }
 
-/// Weights of the samples add up to the bytes of all allocations, within what chance allows. The seed makes
+/// Weights of the samples add up to the bytes of all allocations, within the sampling error. The seed makes
 /// each run the same.
 #[test]
-fn samples_stand_for_all_allocations() {
+fn weights_of_samples_add_up_to_all_allocations() {
     let mut errors = Vec::new();
     for seed in 1..=20 {
         let mean = 16384.0;
@@ -355,9 +355,9 @@ fn samples_stand_for_all_allocations() {
     assert!(mean_error.abs() < 4.0 / f64::sqrt(errors.len() as f64), "{errors:?}");
 }
 
-/// How many of many equal children have a sample: if they shared what is left of an interval, it would be all or none.
+/// Number of identical children with a sample: if they shared the rest of an interval, it would be all or none.
 #[test]
-fn samples_of_children_are_independent_of_each_other() {
+fn samples_of_children_are_independent() {
     let directory = Directory::new(Settings { mean_bytes: 65_536, data_size: 65_536, ..Settings::all() });
     let output = directory.run(&fixtures().calls, &["siblings"]);
     assert!(output.status.success(), "{output:?}");

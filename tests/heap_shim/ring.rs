@@ -1,4 +1,4 @@
-//! A reader of rings, as plain as can be: files, not maps. What it takes it gives back as the format says.
+//! A simple reader of rings: files, not mappings. It releases what it takes, as the format requires.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ pub(crate) struct Ring {
     data_size: u64,
 }
 
-/// What a record says.
+/// A parsed record.
 #[derive(Clone, Debug)]
 pub(crate) enum Record {
     Allocation(Allocated),
@@ -44,7 +44,7 @@ impl Ring {
         names.into_iter().filter_map(|name| Self::open(&directory.join(&name), name)).collect()
     }
 
-    /// A ring; none before it is ready.
+    /// Opens a ring; none before it is ready.
     fn open(path: &PathBuf, name: String) -> Option<Self> {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
         let mut ring = Self { file, name, data_size: 0 };
@@ -68,7 +68,7 @@ impl Ring {
         u32::from_ne_bytes(bytes)
     }
 
-    /// Number of allocations that did not fit, and their bytes.
+    /// Number of lost allocations, and their bytes.
     pub(crate) fn lost_allocations(&self) -> (u64, u64) {
         let begin = std::mem::offset_of!(RingHeader, lost_allocations);
         (0..64).fold((0, 0), |(count, bytes), class| {
@@ -80,18 +80,18 @@ impl Ring {
         self.u64_at(std::mem::offset_of!(RingHeader, lost_frees))
     }
 
-    /// The next record, and the room that it took is given back. None: nothing is committed there.
+    /// Takes the next record and releases its space. None: nothing is committed there.
     pub(crate) fn take(&self) -> Option<Record> {
         self.take_unless(false)
     }
 
-    /// The next record; the reader dies before it gives back the room, if told so.
+    /// Takes the next record; if `dies`, without releasing its space.
     pub(crate) fn take_unless(&self, dies: bool) -> Option<Record> {
         loop {
             let read_at = std::mem::offset_of!(RingHeader, read);
             let read = self.u64_at(read_at);
             let position = DATA_OFFSET as u64 + (read & (self.data_size - 1));
-            // Where the ring is full, this is the oldest record; where it is empty, zero.
+            // If the ring is full, this is the oldest record; if it is empty, zero.
             let word = Word::decode(self.u64_at(position as usize));
             assert!(matches!(word.state, 0 | RESERVED | COMMITTED), "{word:?} at {read}");
             if word.state != COMMITTED {
@@ -111,7 +111,7 @@ impl Ring {
         }
     }
 
-    /// All that can be read now.
+    /// Takes all available records.
     pub(crate) fn take_all(&self) -> Vec<Record> {
         std::iter::from_fn(|| self.take()).collect()
     }

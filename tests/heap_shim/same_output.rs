@@ -1,4 +1,5 @@
-//! Programs say the same with the shim as without it: whatever they do, and whatever becomes of the reader.
+//! Programs print the same with the shim as without it, whatever they do and whatever happens to the
+//! reader.
 
 use std::fs;
 
@@ -23,7 +24,7 @@ const MODES: [&str; 14] = [
     "siblings",
 ];
 
-/// Of each mode what it prints without the shim.
+/// Compares the output of each mode with that without the shim.
 fn compare(settings: Settings, spoil: impl Fn(&Directory)) {
     let fixtures = fixtures();
     let allocator = fixtures.allocator.to_str().unwrap();
@@ -43,23 +44,23 @@ fn compare(settings: Settings, spoil: impl Fn(&Directory)) {
 }
 
 #[test]
-fn of_all_allocations() {
+fn with_every_allocation_sampled() {
     compare(Settings { data_size: 4 << 20, set_slots: 1 << 16, ..Settings::all() }, |_| {});
 }
 
 #[test]
-fn with_nobody_who_reads() {
+fn without_a_reader() {
     compare(Settings { data_size: MIN_DATA_SIZE, set_slots: 64, ..Settings::all() }, |_| {});
 }
 
 #[test]
-fn of_some_allocations() {
+fn with_some_allocations_sampled() {
     compare(Settings { mean_bytes: 300, data_size: 65536, ..Settings::all() }, |_| {});
 }
 
 #[test]
 fn without_a_directory_or_with_a_damaged_control_file() {
-    // The library has to stay, or the loader says so.
+    // The library must stay, or the loader prints an error.
     compare(Settings::all(), |directory| fs::remove_file(directory.path().join(CONTROL_NAME)).unwrap());
     for (offset, byte) in [(0, 0), (8, 0), (16, 3), (24, 3), (28, 255)] {
         let spoil = |directory: &Directory| {
@@ -82,9 +83,10 @@ fn without_a_directory_or_with_a_damaged_control_file() {
     assert_eq!(said(&directory.run(&fixtures().calls, &["calls"])).0, Some(0));
 }
 
-/// The directory goes while the program runs: as when stackprof was killed and somebody cleaned up.
+/// The directory is removed while the program runs: as if stackprof was killed and somebody cleaned
+/// up.
 #[test]
-fn when_the_directory_is_gone() {
+fn with_the_directory_removed() {
     let directory = Directory::new(Settings::all());
     let control = directory.path().join(CONTROL_NAME);
     let kept = tempfile::TempDir::new().unwrap();

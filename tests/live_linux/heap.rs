@@ -1,4 +1,4 @@
-//! `stackprof heap` with programs whose leaks are known, through the real binary and the real shim.
+//! `stackprof heap` with programs with known leaks, through the real binary and the real shim.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::{fixture, stackprof, try_compile};
 
-/// A place for outputs, and for the directory that is shared with the command.
+/// A directory for outputs, and for the one that is shared with the command.
 struct Place {
     dir: TempDir,
 }
@@ -38,12 +38,12 @@ impl Place {
         self.command(options, words).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// The shared directories that are left.
+    /// Remaining shared directories.
     fn directories(&self) -> impl Iterator<Item = std::path::PathBuf> {
         fs::read_dir(self.runtime()).unwrap().map(|entry| entry.unwrap().path())
     }
 
-    /// How many are left.
+    /// Their number.
     fn left(&self) -> usize {
         self.directories().count()
     }
@@ -58,7 +58,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Counts of stacks below `main`, by the function under it that `of` names.
+/// Counts of the stacks through a function.
 fn below(saved: &Saved, function: &str) -> u64 {
     let mut sum = 0;
     saved.for_each_stack(|_, frames, count| {
@@ -71,7 +71,7 @@ fn below(saved: &Saved, function: &str) -> u64 {
     sum
 }
 
-/// What each function leaks: bytes and blocks.
+/// Leaks of each function: bytes and blocks.
 const LEAKS: [(&str, u64, u64); 7] = [
     ("leak_config", 1000, 10),
     ("leak_cache", 21_000, 3),
@@ -83,7 +83,7 @@ const LEAKS: [(&str, u64, u64); 7] = [
 ];
 
 #[test]
-fn with_every_allocation_taken_leaks_are_exact_and_named_at_each_depth() {
+fn leaks_are_exact_and_named_at_each_depth_with_every_allocation_sampled() {
     let place = Place::new();
     let leaks = fixture("leaks");
     let options = ["--every", "1", "-o", "a.pb.gz", "--stats", "stats.json", "--callers", "3"];
@@ -126,7 +126,7 @@ fn with_every_allocation_taken_leaks_are_exact_and_named_at_each_depth() {
     }
     assert_eq!(heap["inuse_space_error"], 0.0, "{heap}");
     assert_eq!(place.left(), 0);
-    // One caller, and another function passed over.
+    // One caller, and another function skipped.
     let output = place.run(&["--every", "1", "-o", "b.folded", "--skip", "^make_node$"], &[&leaks]);
     let said = text(&output.stderr);
     let is_list = |line: &str| line.split_whitespace().collect::<Vec<_>>() == ["528", "11", "leak_list"];
@@ -138,23 +138,23 @@ fn with_every_allocation_taken_leaks_are_exact_and_named_at_each_depth() {
 }
 
 #[test]
-fn at_the_peak_is_what_was_freed_later() {
+fn the_peak_has_blocks_that_were_freed_later() {
     let place = Place::new();
     let leaks = fixture("leaks");
     let output = place.run(&["--every", "1", "--peak", "-o", "a.pb.gz"], &[&leaks]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let saved = place.saved("a.pb.gz", None);
-    // The block that another thread frees at the end is there, with all that leaks.
+    // The block that another thread frees at the end is there, and all leaks.
     assert_eq!(below(&saved, "xmalloc"), 10_000 + 1000 + 528, "{}", text(&output.stderr));
     assert_eq!(below(&saved, "churn"), 0);
 }
 
 #[test]
-fn processes_that_it_starts_are_recorded_from_their_first_allocation_to_their_last() {
+fn child_processes_are_recorded_from_first_to_last_allocation() {
     let place = Place::new();
     let leaks = fixture("leaks");
     let leaks = leaks.to_str().unwrap();
-    // One after the other, one beside, one that the shell becomes.
+    // Sequential, in the background, and by exec of the shell.
     let script = format!("{leaks} >&2; {leaks} >&2 & wait; exec {leaks}");
     let output = place.run(&["--every", "1", "-o", "a.pb.gz"], &["sh", "-c", &script]);
     let said = text(&output.stderr);
@@ -167,7 +167,7 @@ fn processes_that_it_starts_are_recorded_from_their_first_allocation_to_their_la
 }
 
 #[test]
-fn estimates_are_near_the_truth_and_their_error_is_told() {
+fn estimates_are_near_the_truth_and_show_their_error() {
     let place = Place::new();
     let leaks = fixture("leaks");
     let output = place.run(&["--every", "1K", "--type", "alloc_space", "-o", "a.folded"], &[&leaks]);
@@ -180,7 +180,7 @@ fn estimates_are_near_the_truth_and_their_error_is_told() {
 }
 
 #[test]
-fn what_cannot_be_recorded_is_said_with_its_reason() {
+fn unrecordable_commands_are_reported_with_the_reason() {
     let place = Place::new();
     let refused = |words: &[&str], expected: &str| {
         let output = place.run(&["-q", "--every", "1G", "-o", "a.folded"], words);
@@ -199,7 +199,7 @@ fn what_cannot_be_recorded_is_said_with_its_reason() {
         &["env", "-i", fixed.to_str().unwrap()],
         "in an environment without the heap shim (env -i, sudo)",
     );
-    // Small programs allocate less than a sample stands for, most of the time.
+    // Small programs usually allocate less than the bytes per sample.
     refused(&["true"], "it allocated little");
     let output = place.run(&["-q", "-o", "a.folded"], &["/nonexistent"]);
     assert!(text(&output.stderr).contains("cannot run `/nonexistent`"));
@@ -207,7 +207,7 @@ fn what_cannot_be_recorded_is_said_with_its_reason() {
 }
 
 #[test]
-fn what_goes_on_without_being_recorded_is_said() {
+fn unrecorded_survivors_are_reported() {
     let place = Place::new();
     let output = place.run(&["--every", "1", "-o", "a.folded"], &["env", "-i", "true"]);
     let said = text(&output.stderr);
@@ -222,7 +222,7 @@ fn what_goes_on_without_being_recorded_is_said() {
 }
 
 #[test]
-fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_that_was_killed() {
+fn the_shared_directory_is_removed_after_a_signal_and_by_the_run_after_a_kill() {
     let place = Place::new();
     let leaks = fixture("leaks");
     let begin = |place: &Place| {
@@ -230,7 +230,7 @@ fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_tha
         let mut command = place.command(&["--every", "1", "-o", "a.pb.gz"], &words);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().unwrap();
-        // The program says when it has allocated all.
+        // The program prints a line after all allocations.
         let mut line = String::new();
         let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut output, &mut line).unwrap();
@@ -243,7 +243,7 @@ fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_tha
     send(child.id(), libc::SIGINT);
     let status = child.wait().unwrap();
     assert!(status.success(), "{status}");
-    // The shim stays while the command has it, and nothing else.
+    // Only the shim stays while the command maps it.
     let left: Vec<_> = place.directories().flat_map(|path| fs::read_dir(path).unwrap()).flatten().collect();
     assert_eq!(left.iter().map(fs::DirEntry::file_name).collect::<Vec<_>>(), ["heap.so"]);
     end(command);
@@ -253,7 +253,7 @@ fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_tha
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(place.left(), 1);
-    // The command runs on.
+    // The command is still running.
     assert!(Path::new(&format!("/proc/{command}")).exists());
     end(command);
     let output = place.run(&["--every", "1", "-o", "b.pb.gz"], &[&leaks]);
@@ -267,7 +267,7 @@ fn send(pid: u32, signal: i32) {
     unsafe { libc::kill(pid.cast_signed(), signal) };
 }
 
-/// Ends a process, and waits until it has no memory.
+/// Kills a process, and waits until its memory is released.
 fn end(pid: u32) {
     send(pid, libc::SIGKILL);
     while !fs::read(format!("/proc/{pid}/maps")).unwrap_or_default().is_empty() {

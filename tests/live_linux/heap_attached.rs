@@ -1,4 +1,5 @@
-//! `stackprof heap` of running targets: a process by probes, the firmware of a board by breakpoints.
+//! `stackprof heap` of running targets: a process with probes, the firmware of a board with
+//! breakpoints.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -45,7 +46,7 @@ fn record(options: &[&str], meanwhile: impl FnOnce(u32)) -> HeapRecorded {
     HeapRecorded { folded, said }
 }
 
-/// Records until `shows` is true: allocations before all probes are set are missed.
+/// Repeats the recording until `shows` is true: allocations before all probes are set are missed.
 #[track_caller]
 fn record_until(record: impl Fn() -> HeapRecorded, shows: impl Fn(&HeapRecorded) -> bool) -> HeapRecorded {
     let begun = Instant::now();
@@ -116,7 +117,7 @@ fn leaks_of_firmware_are_exact_and_named_three_callers_up() {
     else {
         return;
     };
-    // It is stopped before its first instruction, and ends by itself.
+    // It is stopped before its first instruction, and exits by itself.
     let options = ["--gdb", &stub.place, "--exec", elf.to_str().unwrap(), "--callers", "3"];
     let recorded = record(&options, |_| {});
     for (function, bytes) in [("receive", 160), ("configure", 200), ("write_log", 200), ("borrow", 0)] {

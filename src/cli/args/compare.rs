@@ -1,5 +1,4 @@
-//! What `diff` and `gate` have in common on the command line: how functions are matched, where
-//! reports go, percentages. No I/O.
+//! Options shared by `diff` and `gate`: matching of functions, report outputs, percentages. No I/O.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use super::values::{number, percent, usage};
 use crate::diff::stacks::Matching;
 use crate::error::Result;
 
-/// Rows of a table unless `--top` says otherwise.
+/// Default of `--top`: rows of a table.
 pub const TOP_DEFAULT: usize = 20;
 
 pub(super) const MATCHING: &str = "Matching";
@@ -27,26 +26,26 @@ pub(super) struct MatchingFlags {
 }
 
 impl MatchingFlags {
-    /// The flags as values, with what the commands have different defaults for.
+    /// The flags as values; the parameters are the defaults of the command.
     pub(super) fn matching(&self, inlines: bool, waiting: bool) -> Matching {
         Matching { normalize: !self.no_normalize, inlines, waiting }
     }
 }
 
-/// A format of a report.
+/// A report format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportFormat {
     /// Differential flame graph.
     Svg,
-    /// One HTML page that shows both profiles.
+    /// One HTML page with both profiles.
     Html,
     /// `stack BASE NEW`.
     Folded,
-    /// A table for a comment.
+    /// A Markdown table for a comment.
     Markdown,
-    /// Everything, for programs.
+    /// All data, for programs.
     Json,
-    /// JUnit XML, for systems of CI.
+    /// JUnit XML, for CI systems.
     Junit,
 }
 
@@ -60,16 +59,16 @@ const EXTENSIONS: [(&str, ReportFormat); 6] = [
     (".json", ReportFormat::Json),
 ];
 
-/// One report to be written.
+/// A report to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportOutput {
-    /// Where it goes.
+    /// Its destination.
     pub to: Destination,
-    /// In which format.
+    /// Its format.
     pub format: ReportFormat,
 }
 
-/// The outputs of `-o`; the extension tells the format, `-` is `stdout`.
+/// The outputs of `-o`; the extension selects the format, `-` is `stdout`.
 pub(super) fn report_outputs(
     paths: &[PathBuf],
     allowed: &[ReportFormat],
@@ -102,12 +101,12 @@ fn format_of(path: &Path, allowed: &[ReportFormat]) -> Result<ReportFormat> {
     })
 }
 
-/// Rows to show: 1 or more.
+/// Number of rows, at least 1.
 pub(super) fn top(flag: Option<&OsStr>) -> Result<usize> {
     flag.map_or(Ok(TOP_DEFAULT), |text| number("--top", text, "a whole number, 1 or more", |top| top >= 1))
 }
 
-/// `5%` or `5` as 0.05.
+/// Parses `5%` or `5` as 0.05.
 pub(super) fn percentage(
     option: &str,
     flag: Option<&OsString>,

@@ -1,7 +1,7 @@
-//! `stackprof completions`: the flags as clap sees them, what they ask for, and all commands in
-//! one list, of which completions and man pages are made. No I/O.
+//! `stackprof completions`: its clap flags and parsed request, and the list of all commands for
+//! completions and man pages. No I/O.
 //!
-//! `args.rs` parses the commands one by one, since a recording needs no command's name.
+//! `args.rs` parses the commands one by one, since a recording needs no command name.
 
 use std::ffi::OsString;
 
@@ -50,16 +50,16 @@ pub(super) struct CompletionsFlags {
     shell: Vec<OsString>,
 }
 
-/// What is printed for shells.
+/// Output for shells.
 pub(super) enum Completions {
     Script(Shell),
     Processes,
 }
 
-/// Understands the words after `completions`.
+/// Parses the words after `completions`.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) that names the shells.
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with a list of the shells.
 pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Completions>> {
     const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
     let flags: CompletionsFlags = match split("stackprof completions", words)? {
@@ -84,13 +84,13 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
     }
 }
 
-/// Names that `completions` takes, in the order of their letters.
+/// Shells that `completions` supports, in alphabetical order.
 #[must_use]
 pub fn shells() -> [Shell; 5] {
     [Shell::Bash, Shell::Elvish, Shell::Fish, Shell::PowerShell, Shell::Zsh]
 }
 
-/// Every command by its name, in the order of `stackprof --help`.
+/// Every command by name, in the order of `stackprof --help`.
 #[must_use]
 pub fn commands() -> [(&'static str, clap::Command); 9] {
     [
@@ -106,7 +106,7 @@ pub fn commands() -> [(&'static str, clap::Command); 9] {
     ]
 }
 
-/// `stackprof` itself, with the options of a recording and no command's name.
+/// `stackprof` itself, with the options of a recording and no command name.
 #[must_use]
 pub fn without_command() -> clap::Command {
     RecordFlags::command()
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(parsed("completions -- zsh").expect("a shell"), Command::Completions(Shell::Zsh));
     }
 
-    /// Text that clap wraps again has a word alone on every other line.
+    /// Text that clap wraps again would have a single word on every other line.
     #[test]
     fn lines_before_the_options_of_a_help_fit_a_terminal() {
         for (name, command) in commands() {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_requests_are_refused() {
         const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
         for (line, expected) in [
             ("completions", format!("say for which shell: {FORM}")),

@@ -1,4 +1,4 @@
-//! `stackprof diff`: the flags as clap sees them, and what they ask for. No I/O.
+//! `stackprof diff`: its clap flags and parsed request. No I/O.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
@@ -102,43 +102,43 @@ const INPUT: &str = "Input";
 const COMPARING: &str = "Comparing";
 const OUTPUT: &str = "Output";
 
-/// Two profiles to be compared.
+/// Two profiles to compare.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diff {
-    /// The profile before.
+    /// The baseline profile.
     pub base: PathBuf,
-    /// The profile after.
+    /// The new profile.
     pub new: PathBuf,
-    /// Time ranges of one profile, the base, that are compared, nanoseconds since it began, and their text in the options;
-    /// then `new` is `base`.
+    /// Two time ranges of one profile, baseline first, nanoseconds since it began, and their text in the options; then
+    /// `new` is `base`.
     pub parts: Option<[(Range<u64>, String); 2]>,
-    /// By what they are compared.
+    /// The compared quantity.
     pub wish: Wish,
     /// How functions are matched.
     pub matching: Matching,
-    /// What is written.
+    /// Reports to write.
     pub outputs: Vec<ReportOutput>,
-    /// Functions in tables.
+    /// Number of functions in tables.
     pub top: usize,
-    /// Heading of the flame graph instead of the default one.
+    /// Heading of the flame graph; `None` is the default one.
     pub title: Option<String>,
     /// Frames narrower than this percentage are left out of the flame graph.
     pub min_width_percent: f64,
     /// Colours of the flame graph.
     pub colors: Colors,
-    /// Flame graph on a dark page.
+    /// Flame graph with a dark background.
     pub dark: bool,
     /// Flame graph with its root at the top, not at the bottom.
     pub inverted: bool,
-    /// Whether the files must be understood whole.
+    /// Whether a file that is only partly understood is refused.
     pub strict: bool,
-    /// Which of several values of a stack is read.
+    /// The value type to read, if a stack has several.
     pub value_type: Option<String>,
-    /// How much is told.
+    /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
 
-/// Understands the arguments behind `diff`.
+/// Parses the arguments after `diff`.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
@@ -148,7 +148,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
         Split::Flags(flags) => flags,
         Split::Print(text) => return Ok(Split::Print(text)),
     };
-    // After `--` every word is a file.
+    // After `--`, every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
     const PARTS: &str = "stackprof diff PROFILE --base FROM..TO --new FROM..TO";
     let parts = match (once("--base", &flags.base)?, once("--new", &flags.new)?) {
@@ -219,7 +219,7 @@ mod tests {
     use crate::cli::args::tests::parsed;
 
     #[test]
-    fn everything_that_can_be_asked_for() {
+    fn all_options_are_parsed() {
         let line = "diff a b -o x.svg -o x.md -o - --share --idle --no-normalize --no-inline --strict --top 3 --min-width 2";
         let Ok(Command::Diff(diff)) = parsed(line) else { panic!("no diff: {line}") };
         assert_eq!((diff.base, diff.new), (PathBuf::from("a"), PathBuf::from("b")));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_options_are_refused() {
         for (line, expected) in [
             ("diff a", "diff compares two profiles, 1 given: stackprof diff BASE NEW [-o FILE]"),
             ("diff a b c", "diff compares two profiles, 3 given: stackprof diff BASE NEW [-o FILE]"),

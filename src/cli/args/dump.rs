@@ -1,4 +1,4 @@
-//! What `dump` is asked for: its options as [`Dump`] or [`Addresses`], or one usage error.
+//! Options of `dump`, parsed into [`Dump`] or [`Addresses`], or one usage error.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,20 +10,20 @@ use crate::cli::flags::DumpFlags;
 use crate::error::Result;
 use crate::walk::UnwindMethod;
 
-/// Addresses of a file to be named.
+/// Addresses of a file to symbolicate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// The executable or library.
     pub file: PathBuf,
-    /// Where the addresses are listed.
+    /// The file with the list of addresses.
     pub list: PathBuf,
-    /// How they are named.
+    /// Symbol options.
     pub naming: Naming,
-    /// How much is told.
+    /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
 
-/// Highest `--max-depth` of a dump: more frames than the bytes of a stack that are read hold.
+/// Highest `--max-depth` of a dump: more frames than fit into the bytes of a stack that are read.
 pub const DUMP_DEPTH_MAX: usize = 1 << 20;
 
 /// What `dump` shows.
@@ -33,30 +33,30 @@ pub enum Listing {
     Threads,
     /// The loaded images.
     Images,
-    /// The functions of these images.
+    /// The symbols of these images.
     Symbols,
     /// Every thread's stack, once.
     Stacks,
 }
 
-/// A `dump` as asked for.
+/// A parsed `dump`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump {
-    /// What is shown.
+    /// The listing to show.
     pub what: Listing,
-    /// Of which process; [`Source::Pid`], [`Source::Gdb`] or [`Source::Sim`].
+    /// The process: [`Source::Pid`], [`Source::Gdb`] or [`Source::Sim`].
     pub source: Source,
     /// How stacks are walked.
     pub unwind: UnwindMethod,
-    /// Frames shown of a stack, 1 to [`DUMP_DEPTH_MAX`].
+    /// Most frames shown per stack, 1 to [`DUMP_DEPTH_MAX`].
     pub max_depth: usize,
-    /// How code is named.
+    /// Symbol options.
     pub naming: Naming,
-    /// How much is told.
+    /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
 
-/// What is dumped.
+/// The subject of `dump`.
 pub(super) enum DumpCommand {
     /// A process.
     Process(Dump),
@@ -64,7 +64,7 @@ pub(super) enum DumpCommand {
     Addresses(Addresses),
 }
 
-/// Understands the words after `dump`; `launch` are those after `--`.
+/// Parses the words after `dump`; `launch` are those after `--`.
 pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,

@@ -1,4 +1,4 @@
-//! `stackprof gate`: the flags as clap sees them, and what they ask for. No I/O.
+//! `stackprof gate`: its clap flags and parsed request. No I/O.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -119,34 +119,34 @@ const RUNS: &str = "Runs";
 const VERDICT: &str = "Verdict";
 const OUTPUT: &str = "Output";
 
-/// Runs to be judged.
+/// Runs to compare.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gate {
-    /// Recordings before, or directories of them; empty only to make a baseline.
+    /// Recordings of the baseline, or directories of them; empty only to create a baseline.
     pub base: Vec<PathBuf>,
-    /// Recordings after, or directories of them; never empty.
+    /// New recordings, or directories of them; never empty.
     pub new: Vec<PathBuf>,
-    /// Where the new recordings are kept.
+    /// Where the new recordings are stored.
     pub update_baseline: Option<PathBuf>,
-    /// Whether names of processes may differ.
+    /// Whether process names may differ.
     pub allow_different_names: bool,
-    /// Which of several values of a stack is read.
+    /// The value type to read, if a stack has several.
     pub value_type: Option<String>,
-    /// What counts as slower.
+    /// Thresholds of a regression.
     pub options: Options,
     /// How functions are matched.
     pub matching: Matching,
-    /// What is written.
+    /// Reports to write.
     pub outputs: Vec<ReportOutput>,
     /// Whether GitHub Actions reads standard output and the step summary.
     pub github: bool,
-    /// Functions in tables.
+    /// Number of functions in tables.
     pub top: usize,
-    /// How much is told.
+    /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
 
-/// Understands the arguments behind `gate`.
+/// Parses the arguments after `gate`.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
@@ -233,7 +233,7 @@ mod tests {
     use crate::cli::args::tests::parsed;
 
     #[test]
-    fn everything_that_can_be_asked_for() {
+    fn all_options_are_parsed() {
         let line = "gate --base a b --new c --new d --max-increase 3% --min-share 1 --false-alarms 1% --strict \
                     --seed 7 --top 3 -o x.md -o x.json --markdown summary --allow-different-names \
                     --update-baseline kept --inline --junit j.xml --github";
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_options_are_refused() {
         for (line, expected) in [
             ("gate", "say which recordings are new: stackprof gate --base FILE... --new FILE..."),
             (

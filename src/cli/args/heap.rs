@@ -1,4 +1,4 @@
-//! `stackprof heap`: the flags as clap sees them, and what they ask for. No I/O.
+//! `stackprof heap`: its clap flags and parsed request. No I/O.
 
 use std::ffi::OsString;
 
@@ -14,15 +14,15 @@ use crate::error::Result;
 use crate::heap::{Moment, ValueKind};
 use crate::sources::gdb::AllocatorNames;
 
-/// `--every` unless given: as Go and tcmalloc sample.
+/// Default of `--every`, as in Go and tcmalloc.
 pub const EVERY_DEFAULT_BYTES: u64 = 512 << 10;
 /// Highest `--every`.
 const EVERY_MAX_BYTES: u64 = 1 << 30;
-/// Most callers of a row.
+/// Highest `--callers`.
 const CALLERS_MAX: usize = 64;
-/// `--max-slowdown` unless given.
+/// Default of `--max-slowdown`.
 const MAX_SLOWDOWN_PERCENT: f64 = 10.0;
-/// A recording of allocations counts in these: a sample is one, whatever it stands for.
+/// Nominal rate of a heap recording: each sample counts once, whatever its weight.
 const HZ: u32 = 1000;
 
 /// `stackprof heap ...`
@@ -117,7 +117,7 @@ pub(super) struct HeapFlags {
 
 const HEAP: &str = "Heap";
 
-/// Understands the arguments behind `heap`.
+/// Parses the arguments after `heap`.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
@@ -151,7 +151,7 @@ pub(super) fn parse(
     Ok(Split::Flags(Recording { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
 }
 
-/// Refuses options that are not for what is recorded.
+/// Refuses options that do not apply to the source.
 fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
     let is_probed = matches!(source, Source::Pid(_));
     let is_stub = matches!(source, Source::Gdb(_));
@@ -190,7 +190,7 @@ fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
     Ok(())
 }
 
-/// How allocations are recorded, and shown.
+/// Options of the recording and its presentation.
 fn request(flags: &HeapFlags, is_stub: bool) -> Result<Heap> {
     Ok(Heap {
         every_bytes: match &flags.every {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_be_asked_for() {
+    fn all_options_are_parsed() {
         let plain = recording("heap -- prog -x").heap.expect("of allocations");
         assert_eq!((plain.every_bytes, plain.moment, plain.callers), (512 << 10, Moment::End, 1));
         assert_eq!(plain.shown, ValueKind::InuseSpace);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_options_are_refused() {
         for (line, expected) in [
             ("heap", "say which program: stackprof heap [OPTIONS] -- COMMAND, --pid N or --gdb STUB"),
             ("heap prog", "`prog`: put the command after --: stackprof heap [OPTIONS] -- COMMAND"),

@@ -1,4 +1,4 @@
-//! `stackprof open`: which file, and how it is shown. No I/O.
+//! `stackprof open`: the file and how to show it. No I/O.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -52,20 +52,20 @@ pub(in crate::cli) struct OpenFlags {
     profile: Vec<OsString>,
 }
 
-/// A profile to be shown.
+/// A profile to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
     /// The file; `-` is standard input.
     pub profile: PathBuf,
-    /// How it is shown.
+    /// Viewer options.
     pub opening: Opening,
-    /// Whether the file must be understood whole.
+    /// Whether a file that is only partly understood is refused.
     pub strict: bool,
-    /// How much is told.
+    /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
 
-/// Understands the arguments behind `open`.
+/// Parses the arguments after `open`.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
@@ -105,7 +105,7 @@ mod tests {
     use crate::cli::args::viewer::Viewer;
 
     #[test]
-    fn every_option_is_understood() {
+    fn every_option_is_parsed() {
         let Ok(Command::Open(open)) = parsed("open a.pb.gz") else { panic!("no open") };
         assert_eq!((open.profile, open.opening), (PathBuf::from("a.pb.gz"), Opening::default()));
         let line = "open --viewer http://LOCALHOST:4242/ --no-browser --timeout 0 --strict -q -- -x";
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_is_opened_as_a_file_is() {
+    fn a_recording_is_opened_like_a_file() {
         let Ok(Command::Record(record)) = parsed("--open --viewer speedscope --no-browser --pid 1") else {
             panic!("no recording")
         };
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_options_are_refused() {
         for (line, expected) in [
             ("open", "say which profile to open: stackprof open PROFILE"),
             (

@@ -1,4 +1,4 @@
-//! Where outputs go and in which format: `--output` and `--format` as [`Output`]s.
+//! Destinations and formats of outputs: `--output` and `--format` as [`Output`]s.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::values::usage;
 use crate::cli::format::Format;
 use crate::error::Result;
 
-/// Where an output goes.
+/// Destination of an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// Standard output.
@@ -16,7 +16,7 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// As the user wrote it: the path, or `-`.
+    /// The path as the user wrote it, or `-`.
     #[must_use]
     pub fn as_path(&self) -> &Path {
         match self {
@@ -32,16 +32,16 @@ impl From<PathBuf> for Destination {
     }
 }
 
-/// One output of a recording.
+/// An output of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Where it goes.
+    /// Its destination.
     pub to: Destination,
-    /// In which format.
+    /// Its format.
     pub format: Format,
 }
 
-/// The outputs that `--output` and `--format` ask for.
+/// The outputs of `--output` and `--format`.
 pub(super) fn outputs(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<Output>> {
     let mut format_used = paths.is_empty();
     let mut outputs = Vec::with_capacity(paths.len());
@@ -72,7 +72,7 @@ pub(super) fn outputs(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<O
     Ok(outputs)
 }
 
-/// Two outputs to one place would leave only the last.
+/// Refuses two outputs with the same destination: only the last would survive.
 pub(super) fn check_distinct<'a>(destinations: impl Iterator<Item = &'a Destination>) -> Result<()> {
     let mut seen: Vec<&Path> = Vec::new();
     for path in destinations.map(Destination::as_path) {

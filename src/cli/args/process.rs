@@ -1,13 +1,13 @@
-//! Processes of the machine, as options name them.
+//! Selection of processes by options.
 
 use std::ffi::OsString;
 
-/// Which processes of the machine.
+/// The processes to record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessArguments {
     /// By process id.
     pub pids: Vec<u32>,
-    /// All of them.
+    /// All processes.
     pub all: bool,
     /// Those of a control group.
     pub cgroup: Option<OsString>,

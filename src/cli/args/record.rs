@@ -1,5 +1,5 @@
-//! What a recording is asked for: the options of `stackprof`, `record` and `demo` as
-//! [`Recording`], or one usage error.
+//! The options of `stackprof`, `record` and `demo`, parsed into a [`Recording`], or one usage
+//! error.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;
@@ -19,101 +19,101 @@ use crate::recording::timeline::DEFAULT_MEMORY_BYTES;
 use crate::sources::SamplingMethod;
 use crate::walk::UnwindMethod;
 
-/// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in
-/// step with work that happens 100 or 1000 times a second.
+/// Default of `--hz`: a prime, so that ticks do not align with work that happens 100 or 1000 times
+/// a second.
 pub const HZ_DEFAULT: u32 = 997;
 /// Highest `--hz`.
 pub const HZ_MAX: u32 = 10_000;
-/// Frames kept per stack unless `--max-depth` says otherwise.
+/// Default of `--max-depth`.
 pub const DEPTH_DEFAULT: usize = 1024;
 /// Highest `--max-depth`.
 pub const DEPTH_MAX: usize = 65_536;
-/// Longest `--duration` in seconds: 31 years, which nanoseconds in 64 bits still hold.
+/// Longest `--duration` in seconds: 31 years, which fit into 64 bits of nanoseconds.
 pub const DURATION_MAX_S: f64 = 1e9;
-/// `--max-stop` unless given, percent.
+/// Default of `--max-stop`, percent.
 pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
-/// `--max-stop` unless given, for a target behind a stub, percent: each stop takes several round trips.
+/// Default of `--max-stop` behind a stub, percent: each stop takes several round trips.
 const MAX_STOP_STUB_PERCENT: f64 = 5.0;
 
-/// How a command is launched, and ended.
+/// How a command is launched and ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LaunchOptions {
-    /// The user that it runs as; `None`: as stackprof does.
+    /// The user to run it as; `None` is the user of stackprof.
     pub run_as: Option<OsString>,
     /// It is ended when the recording ends.
     pub kill_after: bool,
 }
 
-/// A recording as asked for.
+/// A parsed recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
-    /// What is recorded.
+    /// The source to record.
     pub source: Source,
-    /// How it is launched, and ended.
+    /// How it is launched and ended.
     pub launch: LaunchOptions,
-    /// Its allocations are recorded, not its CPU time.
+    /// Heap options; its allocations are recorded instead of CPU time.
     pub heap: Option<Heap>,
     /// Ticks per second, 1 to [`HZ_MAX`].
     pub hz: u32,
-    /// When to stop; `None` is at the end of the target or Ctrl-C.
+    /// When to stop; `None` is at the end of the target or at Ctrl-C.
     pub duration: Option<Duration>,
-    /// Outputs asked for; empty means one that is named after the process.
+    /// Requested outputs; empty means one named after the process.
     pub outputs: Vec<Output>,
     /// Format of the default output.
     pub default_format: Format,
-    /// Also record threads that wait.
+    /// Also record waiting threads.
     pub idle: bool,
-    /// Record threads that wait, and nothing else.
+    /// Record only waiting threads.
     pub off_cpu: bool,
-    /// Who takes the samples.
+    /// Source of the samples.
     pub method: SamplingMethod,
-    /// Frames in the kernel are kept, where the source tells them.
+    /// Keep kernel frames, if the source has them.
     pub kernel: bool,
-    /// Processes that it starts are recorded, too.
+    /// Also record child processes.
     pub children: bool,
-    /// They were asked for, so that a source that does not see them will not do.
+    /// Child processes were requested, so a source that does not see them is refused.
     pub children_needed: bool,
-    /// Processes of one name are kept apart.
+    /// Processes with the same name are shown separately.
     pub per_process: bool,
     /// One subtree per thread.
     pub threads: bool,
     /// How stacks are walked.
     pub unwind: UnwindMethod,
-    /// How code is named.
+    /// Symbol options.
     pub naming: Naming,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].
     pub max_depth: usize,
-    /// Memory for the times of samples, bytes; 0 to keep none.
+    /// Memory for the times of samples, bytes; 0 keeps no times.
     pub timeline_bytes: usize,
-    /// Percent of its time that the target may stand still; 100 is no limit.
+    /// Share of its time that the target may be stopped, percent; 100 is no limit.
     pub max_stop_percent: f64,
-    /// Heading of the flame graph instead of the default one.
+    /// Heading of the flame graph; `None` is the default one.
     pub title: Option<String>,
-    /// pprof with a sample for each time.
+    /// One pprof sample per time.
     pub pprof_timestamps: bool,
-    /// Flame graph from the leaves.
+    /// Stack-reversed flame graph.
     pub reverse: bool,
     /// Frames narrower than this percentage are left out of the flame graph.
     pub min_width_percent: f64,
     /// Colours of the flame graph.
     pub colors: Colors,
-    /// Flame graph on a dark page.
+    /// Flame graph with a dark background.
     pub dark: bool,
     /// Flame graph with its root at the top, not at the bottom.
     pub inverted: bool,
-    /// Where source files of pages may be; `None` is nowhere, empty the working directory.
+    /// Directories of source files for pages; `None` is no source, empty the working directory.
     pub source_directories: Option<Vec<PathBuf>>,
-    /// It is shown in a viewer, too.
+    /// Also show it in a viewer.
     pub open: Option<Opening>,
-    /// Where the statistics go.
+    /// Destination of the statistics.
     pub stats: Option<Destination>,
-    /// How much is told.
+    /// Verbosity on standard error.
     pub verbosity: Verbosity,
-    /// Seed of the tick jitter; `None` lets the recording choose.
+    /// Seed of the tick jitter; `None` is a random one.
     pub seed: Option<u64>,
 }
 
-/// Checks the options of a command: there must be one.
+/// Checks the launch options: they need a command.
 pub(super) fn launch_options(source: &Source, flags: LaunchFlags) -> Result<LaunchOptions> {
     let LaunchFlags { run_as, kill_after } = flags;
     let given = [
@@ -129,7 +129,7 @@ pub(super) fn launch_options(source: &Source, flags: LaunchFlags) -> Result<Laun
     }
 }
 
-/// Checks the options of a recording.
+/// Parses the options of a recording.
 pub(super) fn recording(
     source: Source,
     launch: LaunchOptions,
@@ -202,7 +202,7 @@ pub(super) fn recording(
     })
 }
 
-/// Checks options that do not go together, or not with what is recorded.
+/// Refuses options that conflict with each other or with the source.
 fn check_combinations(
     source: &Source,
     method: SamplingMethod,
@@ -224,7 +224,7 @@ fn check_combinations(
     if method == SamplingMethod::Ptrace
         && matches!(source, Source::Several(several) if several.pids.is_empty())
     {
-        // What is a part of the machine only the kernel sees.
+        // Only the kernel can record a selection of the machine's processes.
         let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
         return Err(Error::new(ErrorKind::Usage, why));
     }
@@ -235,7 +235,7 @@ fn check_combinations(
     Ok(())
 }
 
-/// How the profile is shown when it is recorded.
+/// How the finished profile is shown.
 fn opened(open: bool, flags: &ViewerFlags) -> Result<Option<Opening>> {
     let given = [
         ("--viewer", flags.viewer.is_some()),
@@ -251,7 +251,7 @@ fn opened(open: bool, flags: &ViewerFlags) -> Result<Option<Opening>> {
     }
 }
 
-/// Whether the processes that it starts are recorded, and whether they must be.
+/// Whether child processes are recorded, and whether they must be.
 fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
     match source {
         Source::Launch(_) => (wanted || !unwanted, wanted),
@@ -260,7 +260,7 @@ fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
     }
 }
 
-/// Who takes the samples.
+/// Source of the samples.
 fn method(text: Option<&OsStr>) -> Result<SamplingMethod> {
     Ok(match text.map(|text| (text, text.to_str())) {
         None | Some((_, Some("auto"))) => SamplingMethod::Auto,
@@ -270,7 +270,7 @@ fn method(text: Option<&OsStr>) -> Result<SamplingMethod> {
     })
 }
 
-/// Whether waits alone can be recorded of this, by this source.
+/// Refuses `--off-cpu` if the source cannot record waits alone.
 fn check_off_cpu(source: &Source, method: SamplingMethod, idle: bool, off_cpu: bool) -> Result<()> {
     let why = match () {
         () if !off_cpu => return Ok(()),
@@ -284,7 +284,7 @@ fn check_off_cpu(source: &Source, method: SamplingMethod, idle: bool, off_cpu: b
     Err(Error::new(ErrorKind::Usage, why))
 }
 
-/// The frames of a stack to keep, `most` at most.
+/// Frames kept per stack, at most `most`.
 pub(super) fn depth(text: Option<&OsStr>, most: usize) -> Result<usize> {
     let expected = format!("a whole number from 1 to {most}");
     text.map_or(Ok(DEPTH_DEFAULT), |text| {
@@ -299,7 +299,7 @@ fn timeline_memory(text: &OsStr) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| bad("--timeline-memory", text, expected))
 }
 
-/// Bytes: a whole number with K, M or G behind it, of which 1024 are one of the next.
+/// Bytes: a whole number with an optional suffix K, M or G (powers of 1024).
 pub(super) fn size(option: &str, text: &OsStr, expected: &str, allowed: RangeInclusive<u64>) -> Result<u64> {
     let refused = || bad(option, text, expected);
     let written = text.to_str().ok_or_else(refused)?;

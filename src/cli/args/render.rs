@@ -1,4 +1,4 @@
-//! `stackprof render`: the flags as clap sees them, and what they ask for. No I/O.
+//! `stackprof render`: its clap flags and parsed request. No I/O.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
@@ -118,30 +118,30 @@ const INPUT: &str = "Input";
 const OUTPUT: &str = "Output";
 const STACKS: &str = "Which stacks";
 
-/// Saved profiles to be turned into others.
+/// Saved profiles to convert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Render {
-    /// What is read, merged if it is more than one; never empty. `-` is standard input.
+    /// Profiles to read and, if several, merge; never empty. `-` is standard input.
     pub profiles: Vec<PathBuf>,
-    /// What is written; empty only with `top`.
+    /// Outputs to write; empty only with `top`.
     pub outputs: Vec<Output>,
-    /// Rows of the table of functions that is printed.
+    /// Rows of the printed table of functions.
     pub top: Option<usize>,
-    /// The time range that is kept, nanoseconds since the recording began.
+    /// Time range to keep, nanoseconds since the recording began.
     pub time: Option<Range<u64>>,
-    /// Which threads are kept.
+    /// Threads to keep.
     pub thread: Patterns,
-    /// Which stacks are kept.
+    /// Stacks to keep.
     pub include: Patterns,
-    /// Which stacks are not.
+    /// Stacks to drop.
     pub exclude: Patterns,
-    /// From which function on.
+    /// Functions that become the root.
     pub root: Patterns,
-    /// Heading of the flame graph instead of the default one.
+    /// Heading of the flame graph; `None` is the default one.
     pub title: Option<String>,
-    /// pprof with a sample for each time.
+    /// One pprof sample per time.
     pub pprof_timestamps: bool,
-    /// Flame graph from the leaves.
+    /// Stack-reversed flame graph.
     pub reverse: bool,
     /// `function (file:line)`.
     pub lines: bool,
@@ -149,21 +149,21 @@ pub struct Render {
     pub min_width_percent: f64,
     /// Colours of the flame graph.
     pub colors: Colors,
-    /// Flame graph on a dark page.
+    /// Flame graph with a dark background.
     pub dark: bool,
     /// Flame graph with its root at the top, not at the bottom.
     pub inverted: bool,
-    /// Whether a file must be understood whole.
+    /// Whether a file that is only partly understood is refused.
     pub strict: bool,
-    /// Which of several values of a stack is read.
+    /// The value type to read, if a stack has several.
     pub value_type: Option<String>,
-    /// Where source files of pages may be; empty is nowhere, and no instructions.
+    /// Directories of source files for pages; empty is no source and no instructions.
     pub source_directories: Vec<PathBuf>,
-    /// How much is told.
+    /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
 
-/// Regular expressions of one option, of which one has to match.
+/// Regular expressions of one option; one match is enough.
 #[derive(Clone, Debug, Default)]
 pub struct Patterns(Vec<Regex>);
 
@@ -178,7 +178,7 @@ impl Patterns {
         texts.iter().map(regex).collect::<Result<_>>().map(Patterns)
     }
 
-    /// Whether none was given.
+    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -207,7 +207,7 @@ fn first_line(error: &regex_lite::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_lowercase()
 }
 
-/// Understands the arguments behind `render`.
+/// Parses the arguments after `render`.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
@@ -236,7 +236,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
             _ => {}
         }
     }
-    // After `--` every word is a file.
+    // After `--`, every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
     if flags.profiles.is_empty() {
         return Err(usage(format!("say which profiles to render: {FORM}")));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_is_understood() {
+    fn every_option_is_parsed() {
         let line = "render a b.pb.gz -o x.svg -o - --from 1s --to 2s --thread io --include a --include b --exclude c --root ^m$ \
                     --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted --source-dir s --strict -q -- -d";
         let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_needs_no_output_and_its_number_may_be_left_out() {
+    fn the_table_needs_no_output_and_its_number_is_optional() {
         for (line, rows, profiles) in [
             ("render a --top", 20, vec!["a"]),
             ("render a --top 5", 5, vec!["a"]),
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_options_are_refused() {
         assert_eq!(refused("render"), "say which profiles to render: stackprof render PROFILE... -o FILE");
         assert_eq!(
             refused("render a"),

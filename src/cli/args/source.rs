@@ -1,4 +1,4 @@
-//! Where samples come from, as options say it.
+//! The source of samples, parsed from options.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -11,39 +11,39 @@ use crate::error::Result;
 use crate::sources::gdb::StubAddress;
 use crate::walk::UnwindMethod;
 
-/// Where samples come from.
+/// Source of samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A running process.
     Pid(u32),
-    /// Several that run, or a part of the machine, or all of it.
+    /// Several running processes, a selection of the machine's, or all of them.
     Several(ProcessArguments),
-    /// A command to start: program and arguments, never empty.
+    /// A command to launch: program and arguments, never empty.
     Launch(Vec<OsString>),
-    /// What is behind a stub of the gdb remote protocol.
+    /// A target behind a stub of the gdb remote protocol.
     Gdb(Stub),
     /// The built-in workload.
     Demo,
     /// A simulated process.
     Sim {
-        /// Replays the same run.
+        /// Seed that replays a run.
         seed: u64,
     },
 }
 
-/// A stub, and the program that it runs.
+/// A stub, and the program that runs behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stub {
-    /// Where the stub is.
+    /// Address of the stub.
     pub place: StubAddress,
-    /// The program's file, where the stub does not name it.
+    /// The program's file, if the stub does not name it.
     pub exec: Option<PathBuf>,
 }
 
-/// Finds the one process that has a name: the only thing here that looks at the system, so the caller brings it.
+/// Finds the only process with a name. Passed in by the caller, because this module does no I/O.
 pub type FindProcess<'a> = &'a dyn Fn(&str) -> Result<u32>;
 
-/// What is to be recorded, where that may be more than one process.
+/// The source, if it may be more than one process.
 pub(super) fn several(
     flags: &SourceFlags,
     many: SeveralFlags,
@@ -92,7 +92,7 @@ pub(super) fn several(
     Ok(Source::Several(ProcessArguments { pids: Vec::new(), all, cgroup, container, user }))
 }
 
-/// A process by its id or, where that is no number, by its name.
+/// A process by its id or, if the text is not a number, by its name.
 pub(super) fn process_id(text: &OsStr, find: FindProcess<'_>) -> Result<u32> {
     match text.to_str() {
         Some(name) if !name.is_empty() && !is_number(name) => find(name),
@@ -100,7 +100,7 @@ pub(super) fn process_id(text: &OsStr, find: FindProcess<'_>) -> Result<u32> {
     }
 }
 
-/// Whether a text is meant as a number, right or wrong.
+/// Whether a text is meant as a number, valid or not.
 pub(super) fn is_number(text: &str) -> bool {
     text.starts_with(['-', '+']) || text.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | ' '))
 }
@@ -151,14 +151,14 @@ pub(super) fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsStri
     Ok(Source::Gdb(Stub { place: parsed, exec: flags.exec.clone() }))
 }
 
-/// How stacks of a source are followed.
+/// Unwind method for a source.
 pub(super) fn unwind(text: Option<&OsStr>, of: &Source) -> Result<UnwindMethod> {
     let Some(text) = text else { return Ok(UnwindMethod::Auto) };
     let named = UnwindMethod::ALL.iter().find(|(_, name)| text.to_str() == Some(*name));
     let how = named
         .map(|(how, _)| *how)
         .ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))?;
-    // Elsewhere its processors are only reached through stubs.
+    // Elsewhere, Arm processors are reached only through stubs.
     if how.is_of_arm() && !system::RUNS_ARM && !matches!(of, Source::Gdb(_)) {
         let text = text.display();
         return Err(usage(format!("--unwind {text} is for 32-bit Arm behind --gdb; leave it out here")));

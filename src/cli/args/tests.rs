@@ -9,7 +9,7 @@ use crate::sources::gdb::StubAddress;
 use crate::symbol::Style;
 use crate::walk::UnwindMethod;
 
-/// A system with one process, whose name is `server`.
+/// A system with one process, named `server`.
 fn find(name: &str) -> Result<u32> {
     if name == "server" { Ok(77) } else { Err(usage(format!("--pid `{name}`: not found"))) }
 }
@@ -45,7 +45,7 @@ fn file(path: &str, format: Format) -> Output {
 }
 
 #[test]
-fn the_defaults_are_those_of_the_contract() {
+fn the_defaults_match_the_contract() {
     let expected = Recording {
         heap: None,
         source: Source::Pid(4242),
@@ -86,7 +86,7 @@ fn the_defaults_are_those_of_the_contract() {
 }
 
 #[test]
-fn every_option_is_understood() {
+fn every_option_is_parsed() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --source ptrace --no-kernel --threads --max-depth 65536 --timeline-memory 2G --max-stop 0.5 \
                 --unwind fp --title T --pprof-timestamps --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
@@ -143,7 +143,7 @@ fn sources() {
 }
 
 #[test]
-fn how_a_command_is_launched_and_ended() {
+fn a_command_is_launched_and_ended_as_requested() {
     let line = "--as alice --kill-after -d 1 -- ./prog --as bob";
     let expected = LaunchOptions { run_as: Some("alice".into()), kill_after: true };
     assert_eq!(record(line).launch, expected);
@@ -163,7 +163,7 @@ fn how_a_command_is_launched_and_ended() {
 }
 
 #[test]
-fn a_later_option_wins_as_in_aliases() {
+fn the_last_option_wins_as_in_aliases() {
     assert_eq!(record("--hz 99 --pid 1 --hz 100 --title a --title b").hz, 100);
     assert!(!record("--pid 1 --inverted --no-inverted").inverted);
     assert!(record("--pid 1 --no-inverted --inverted").inverted);
@@ -229,7 +229,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
 }
 
 #[test]
-fn mistakes_are_told_with_the_next_step() {
+fn mistakes_name_the_next_step() {
     for (line, expected) in [
         (
             "",
@@ -321,7 +321,7 @@ fn mistakes_are_told_with_the_next_step() {
 }
 
 #[test]
-fn a_stub_is_a_place_and_perhaps_a_program() {
+fn a_stub_has_an_address_and_an_optional_program() {
     let recording = record("--gdb board:3333 --exec fw.elf");
     let place = StubAddress::Tcp { host: "board".to_owned(), port: 3333 };
     assert_eq!(recording.source, Source::Gdb(Stub { place, exec: Some("fw.elf".into()) }));
@@ -356,7 +356,7 @@ fn a_stub_is_a_place_and_perhaps_a_program() {
 }
 
 #[test]
-fn several_processes_are_chosen_by_number_or_by_what_they_have_in_common() {
+fn several_processes_are_selected_by_number_or_property() {
     let source = |line: &str| match parsed(line) {
         Ok(Command::Record(recording)) => (recording.source, recording.children),
         other => panic!("{line}: {other:?}"),

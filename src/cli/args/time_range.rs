@@ -1,4 +1,4 @@
-//! A time range of a recording, as options give it: `--from 2.5s --to 4s`, `--base 0s..5s`.
+//! Parses time ranges of a recording: `--from 2.5s --to 4s`, `--base 0s..5s`.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub(super) fn time_range(from: Option<&OsStr>, to: Option<&OsStr>) -> Result<Opt
     )))
 }
 
-/// The value of an option that is given once at most.
+/// The value of an option that may be given only once.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
@@ -43,14 +43,14 @@ pub(super) fn once<'a>(option: &str, given: &'a [OsString]) -> Result<Option<&'a
     }
 }
 
-/// A range in one word, `FROM..TO`; either end may be left out.
+/// A range in one word, `FROM..TO`; either end may be omitted.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
 pub(super) fn range(option: &str, text: &OsStr) -> Result<Range<u64>> {
     let refused = || bad(option, text, "two times since the recording began, such as 2.5s..4s");
     let (from, to) = text.to_str().and_then(|text| text.split_once("..")).ok_or_else(refused)?;
-    // `0s...5s` is `0s..` and `.5s`, which nobody means.
+    // `0s...5s` would be `0s..` and `.5s`, which nobody means.
     if to.starts_with('.') {
         return Err(refused());
     }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused() {
+    fn invalid_ranges_are_refused() {
         for (from, to, expected) in [
             ("4s", "2s", "--from 4s --to 2s: nothing lies between; give a later end"),
             ("0", "0", "--from 0 --to 0: nothing lies between; give a later end"),

@@ -1,4 +1,4 @@
-//! Values of options that several commands have, and what is wrong with them.
+//! Option values shared by several commands, and their errors.
 
 use std::ffi::{OsStr, OsString};
 
@@ -10,21 +10,21 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
 use crate::symbol::Style;
 
-/// `--min-width` unless given, percent.
+/// Default of `--min-width`, percent.
 const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
 
-/// How much is told on standard error.
+/// Verbosity on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verbosity {
     /// Errors only.
     Quiet,
     /// Progress and summary.
     Normal,
-    /// Also why each thing was lost.
+    /// Also the cause of each loss.
     Verbose,
 }
 
-/// How code is named.
+/// Symbol options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Naming {
     /// A frame for each inlined function.
@@ -71,8 +71,7 @@ pub(super) fn bad(option: &str, value: &OsStr, expected: &str) -> Error {
     usage(format!("{option} `{}`: expected {expected}", value.display()))
 }
 
-/// The value of an option as a number that `allowed` accepts. (No range is written with
-/// NaN in it, so comparing refuses that too.)
+/// An option value as a number in `allowed`. (No range contains NaN, so it is refused, too.)
 pub(super) fn number<N: std::str::FromStr + Copy>(
     option: &str,
     text: &OsStr,
@@ -80,7 +79,7 @@ pub(super) fn number<N: std::str::FromStr + Copy>(
     allowed: impl Fn(N) -> bool,
 ) -> Result<N> {
     text.to_str()
-        // Rust takes `+5`; nobody who types that means 5 and nothing else.
+        // Rust accepts `+5`; nobody who types that means only 5.
         .filter(|text| !text.starts_with('+'))
         .and_then(|text| text.parse().ok())
         .filter(|number| allowed(*number))

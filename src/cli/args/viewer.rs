@@ -1,4 +1,4 @@
-//! How a profile is shown: which viewer, whether a browser is started, how long the server waits.
+//! How a profile is shown: viewer, browser, and timeout of the server.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -7,32 +7,32 @@ use super::values::{bad, number};
 use crate::cli::flags::ViewerFlags;
 use crate::error::Result;
 
-/// How long the server waits after the last request.
+/// Default timeout of the server after the last request.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// Longest `--timeout` in seconds: a year.
 const TIMEOUT_MAX_S: f64 = 366.0 * 86_400.0;
 
-/// What shows a profile.
+/// A viewer for a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Viewer {
     /// The Firefox Profiler.
     Firefox,
     /// speedscope.
     Speedscope,
-    /// A page of our own, in a file.
+    /// Our own page, in a file.
     Html,
-    /// A Firefox Profiler at another address, without a slash at its end.
+    /// A Firefox Profiler at another address, without a trailing slash.
     Hosted(String),
 }
 
 /// How a profile is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// The viewer; `None` is the Firefox Profiler, and the page where there is no network.
+    /// The viewer; `None` is the Firefox Profiler, or the page without a network.
     pub viewer: Option<Viewer>,
     /// Whether a browser is started.
     pub browser: bool,
-    /// How long the server waits after the last request; `None` is without an end.
+    /// Timeout of the server after the last request; `None` waits forever.
     pub timeout: Option<Duration>,
 }
 
@@ -42,7 +42,7 @@ impl Default for Opening {
     }
 }
 
-/// Checks how a profile is shown.
+/// Parses the viewer options.
 pub(super) fn opening(flags: &ViewerFlags) -> Result<Opening> {
     let viewer = flags.viewer.as_deref().map(viewer).transpose()?;
     let expected = "seconds, 0 or more (60 or 0.5)";
@@ -69,7 +69,7 @@ fn viewer(text: &OsStr) -> Result<Viewer> {
     }
 }
 
-/// Scheme and host of an address, as browsers name it in `Origin`; `None` for what is no address of a page.
+/// Scheme and host of a URL, as browsers send it in `Origin`; `None` if it is not the URL of a page.
 #[must_use]
 pub fn origin(address: &str) -> Option<String> {
     let (scheme, rest) = address.split_once("://")?;
@@ -79,7 +79,7 @@ pub fn origin(address: &str) -> Option<String> {
         "http" => ":80",
         _ => return None,
     };
-    // Behind it would be another address than the one that was meant.
+    // Any other character could lead to a host that the user did not mean.
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:[]%".contains(&byte);
     let host = rest.split('/').next().filter(|host| !host.is_empty())?;
     if !rest.bytes().all(is_plain) || host.starts_with(':') || host.contains('%') {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origins_are_those_that_browsers_send() {
+    fn origins_match_what_browsers_send() {
         for (address, expected) in [
             ("https://profiler.firefox.com", Some("https://profiler.firefox.com")),
             ("https://Profiler.Example:443/x", Some("https://profiler.example")),

@@ -19,7 +19,7 @@ impl Problem {
         Problem { text: text.into(), source: None, is_untrusted: false }
     }
 
-    /// Of a path that leads nowhere.
+    /// The path does not resolve.
     pub(super) fn of_path(path: &Path, refusal: Refusal) -> Problem {
         let directory = || match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.display().to_string(),
@@ -42,20 +42,20 @@ impl Problem {
         }
     }
 
-    /// The new file could not be made: say so of its directory, which the user knows.
+    /// The new file could not be created: names its directory, which the user knows.
     pub(super) fn in_directory(error: io::Error) -> Problem {
         let text = format!("no file can be made in its directory: {}", with_next_step(&error));
         Problem { source: Some(error), ..Problem::new(text) }
     }
 
-    /// A file that only its owner may replace.
+    /// A sticky directory: only the owner may replace the file.
     pub(super) fn sticky(owner: u32) -> Problem {
         Problem::new(format!(
             "only user {owner}, who owns it, may replace it in its directory; name another file"
         ))
     }
 
-    /// A pipe or device that another user may have put in the way.
+    /// A pipe or device that another user may have planted.
     pub(super) fn planted(owner: u32) -> Problem {
         Problem::new(format!(
             "it is a pipe or device of user {owner} in a directory where everyone may put one; name another file"
@@ -67,12 +67,12 @@ impl Problem {
         Problem::new("/proc is the kernel's and keeps no files; name a file elsewhere")
     }
 
-    /// What is appended to is a file.
+    /// Only regular files can be appended to.
     pub(super) fn not_regular() -> Problem {
         Problem::new("only a regular file is appended to; name one")
     }
 
-    /// A file that another user may have put in the way.
+    /// A file that another user may have planted.
     pub(super) fn foreign(owner: u32) -> Problem {
         Problem::new(format!(
             "it is a file of user {owner} in a directory where everyone may put one; name another file"
@@ -95,22 +95,22 @@ impl Problem {
         Problem { text, ..self }
     }
 
-    /// Other rights could help.
+    /// Whether other rights could help.
     pub(super) fn is_denied(&self) -> bool {
         self.source.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// Others than root can change where the path leads.
+    /// Whether users other than root can change where the path leads.
     pub(super) fn is_untrusted(&self) -> bool {
         self.is_untrusted
     }
 
-    /// The error for a person.
+    /// The error for the user.
     pub(super) fn of(self, path: &Path) -> Error {
         self.of_stream(&format!("`{}`", path.display()))
     }
 
-    /// The error of something with a name that is no path.
+    /// The error of a stream, which has a name but no path.
     pub(super) fn of_stream(self, name: &str) -> Error {
         let error = Error::new(ErrorKind::Output, format!("cannot write {name}: {}", self.text));
         match self.source {
@@ -126,10 +126,10 @@ impl From<io::Error> for Problem {
     }
 }
 
-/// What the system calls a bad file descriptor.
+/// Text for EBADF.
 const NOT_OPEN: &str = "bad file descriptor: it is not open for writing; name a file";
 
-/// The words for an error, and what to do about it.
+/// The text of an error with the next step.
 pub(super) fn with_next_step(error: &io::Error) -> String {
     use io::ErrorKind as Kind;
     let next = match error.kind() {
@@ -141,7 +141,7 @@ pub(super) fn with_next_step(error: &io::Error) -> String {
         _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
             "; raise the limit: ulimit -n 1024"
         }
-        // A directory of /proc has none but its own files.
+        // A directory of /proc accepts no new files.
         Kind::NotFound => "; name a file elsewhere",
         _ if error.raw_os_error() == Some(libc::ELOOP) => "; a link leads to itself: name the file",
         _ if error.raw_os_error() == Some(libc::EBADF) => return NOT_OPEN.to_owned(),

@@ -7,13 +7,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::rc::Rc;
 
-/// A user who is neither root nor the one who writes.
+/// A user other than root and the writing user.
 const OTHER: u32 = 65_534;
 /// The user who called sudo.
 const CALLER: u32 = 1234;
 const CALLERS_GROUP: u32 = 1235;
 
-/// Whether files of other users can be made here; says so if not.
+/// Whether this process can create files of other users; prints a skip if not.
 #[allow(clippy::print_stdout)] // A skip has a reason.
 fn is_root() -> bool {
     if Place::is_root() {
@@ -37,7 +37,7 @@ fn check_writable(path: &Path) -> Result<()> {
     OutputFiles::default().check(path)
 }
 
-/// As when `CALLER` calls sudo.
+/// Output files as if `CALLER` had called sudo.
 fn under_sudo() -> OutputFiles {
     OutputFiles::of(Some(Caller::new(CALLER, CALLERS_GROUP, vec![CALLERS_GROUP])))
 }
@@ -69,7 +69,7 @@ fn names(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_file_is_made_replaced_and_nothing_else_is_left() {
+fn writing_replaces_the_file_and_leaves_nothing_else() {
     let directory = directory();
     let path = directory.path().join("a.svg");
     put(&path, "one").expect("made");
@@ -125,7 +125,7 @@ fn panic_while_writing() {
 }
 
 #[test]
-fn what_cannot_be_written_is_known_before() {
+fn unwritable_outputs_are_refused_in_advance() {
     let directory = directory();
     let file = directory.path().join("file");
     put(&file, "x").expect("made");
@@ -177,7 +177,7 @@ fn a_replaced_file_keeps_its_permissions() {
 }
 
 #[test]
-fn a_name_of_full_length_is_written() {
+fn a_name_of_maximum_length_is_written() {
     let directory = directory();
     let path = directory.path().join("n".repeat(255));
     put(&path, "x").expect("written");
@@ -185,7 +185,7 @@ fn a_name_of_full_length_is_written() {
 }
 
 #[test]
-fn devices_are_written_and_stay() {
+fn devices_are_written_and_not_replaced() {
     put(Path::new("/dev/null"), "x").expect("written");
     check_writable(Path::new("/dev/null")).expect("writable");
     check_writable(Path::new("/dev/stdout")).expect("writable");
@@ -200,7 +200,7 @@ fn devices_are_written_and_stay() {
 }
 
 #[test]
-fn a_reader_that_has_gone_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     struct Closed;
     impl Write for Closed {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -217,7 +217,7 @@ fn a_reader_that_has_gone_is_no_error() {
     assert!(error.to_string().starts_with("cannot write standard output: "), "{error}");
 }
 
-/// Writes an output while `swap` happens at a step, or at the `nth` time of that step alone. Gives the result
+/// Writes an output while `swap` runs at a step, or only at the `nth` time of that step. Returns the result
 /// and how often the step was reached.
 fn write_while(
     at: Step,
@@ -239,7 +239,7 @@ fn write_while(
     (result, count.get())
 }
 
-/// A directory like `/tmp` with an output of an earlier run, and a file elsewhere that is not to change.
+/// A directory like `/tmp` with an output of an earlier run, and a file elsewhere that must not change.
 fn shared_directory(base: &Path) -> (PathBuf, PathBuf) {
     let victim = base.join("victim");
     fs::write(&victim, "secret").expect("made");
@@ -254,7 +254,7 @@ fn a_name_that_becomes_a_link_never_leads_to_another_file() {
     let counted = directory();
     let (path, _) = shared_directory(counted.path());
     let (_, looks) = write_while(Step::Examined, None, &path, || {});
-    // Who is not root can only swap files of its own, and links of its own are followed.
+    // Without root, only own files can be swapped, and own links are followed.
     let first = if is_root() { 1 } else { looks - 1 };
     let looks = (first..=looks).map(|nth| (Step::Examined, Some(nth)));
     let steps = [Step::Resolved, Step::Created, Step::Whole, Step::Linked].map(|step| (step, None));
@@ -296,7 +296,7 @@ fn a_directory_that_becomes_a_link_is_not_entered() {
         fs::rename(&from, &to).expect("moved");
         symlink(&target, &from).expect("linked");
     };
-    // The directory was examined, and is not open: the look before the last of a new file.
+    // The directory has been checked and is not open: the check before the last one of a new file.
     fs::remove_file(sub.join("a.svg")).expect("removed");
     let (result, _) = write_while(Step::Examined, Some(looks - 1), &sub.join("a.svg"), swap);
     assert!(result.is_err(), "{result:?}");
@@ -304,7 +304,7 @@ fn a_directory_that_becomes_a_link_is_not_entered() {
 }
 
 #[test]
-fn a_directory_that_was_checked_is_the_one_that_is_written_to() {
+fn a_checked_directory_is_the_one_written_to() {
     let directory = directory();
     let (sub, away) = (directory.path().join("sub"), directory.path().join("away"));
     let victim = directory.path().join("victim");
@@ -318,7 +318,7 @@ fn a_directory_that_was_checked_is_the_one_that_is_written_to() {
     symlink(&victim, &sub).expect("linked");
     files.write(&path, |out| out.write_all(b"x")).expect("written");
     assert_eq!((names(&away), names(&victim)), (vec!["a.svg".to_owned()], vec![]));
-    // One that was removed is looked for again: a recording is not lost for that.
+    // A removed directory is looked up again, so that the recording is not lost.
     let path = away.join("b.svg");
     files.check(&path).expect("writable");
     fs::remove_dir_all(&away).expect("removed");
@@ -328,7 +328,7 @@ fn a_directory_that_was_checked_is_the_one_that_is_written_to() {
 }
 
 #[test]
-fn no_file_passes_on_what_can_be_executed() {
+fn output_files_are_never_executable() {
     for named_only in [false, true] {
         let directory = directory();
         let path = directory.path().join("a.svg");
@@ -354,12 +354,12 @@ fn a_file_that_another_user_planted_passes_nothing_on() {
         chown(&path, Some(OTHER), Some(OTHER)).expect("given away");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o6666)).expect("set");
         put(&path, "profile").expect("written");
-        // What the umask leaves of a new file.
+        // Mode of a new file after the umask.
         put(&directory.path().join("new"), "x").expect("written");
         let new = owner_and_mode(&directory.path().join("new")).1;
         let expected = if is_shared { (0, new) } else { (OTHER, 0o666) };
         assert_eq!(owner_and_mode(&path), expected, "{mode:o}");
-        // A file of its own keeps in such a directory what it withholds, and nothing more.
+        // An own file in this directory keeps the permissions it withholds, and gains none.
         chown(&path, Some(0), Some(0)).expect("taken");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o602)).expect("set");
         put(&path, "again").expect("written");
@@ -369,7 +369,7 @@ fn a_file_that_another_user_planted_passes_nothing_on() {
 }
 
 #[test]
-fn links_of_others_are_followed_only_to_their_own() {
+fn links_of_others_are_followed_only_to_their_own_files() {
     if !is_root() {
         return;
     }
@@ -377,7 +377,7 @@ fn links_of_others_are_followed_only_to_their_own() {
     let base = directory.path();
     make_directory(&base.join("roots"), 0, 0o755);
     make_directory(&base.join("others"), OTHER, 0o755);
-    // Who owns the directory with the link, its mode, where the link leads, and whether it is followed.
+    // Owner of the directory with the link, its mode, the link's target, and whether it is followed.
     for (owner, mode, target, is_followed) in [
         (0, 0o1777, "roots", false),
         (0, 0o1777, "others", false),
@@ -418,7 +418,7 @@ fn links_of_others_are_followed_only_to_their_own() {
 }
 
 #[test]
-fn a_link_is_removed_and_not_what_it_leads_to() {
+fn removing_a_link_keeps_its_target() {
     let directory = directory();
     let (real, link) = (directory.path().join("real"), directory.path().join("link"));
     put(&real, "x").expect("made");
@@ -434,7 +434,7 @@ fn make_fifo(path: &Path) {
 }
 
 #[test]
-fn a_pipe_is_written_to_and_what_takes_its_place_is_not() {
+fn a_pipe_is_written_to_but_not_its_replacement() {
     let directory = directory();
     let path = directory.path().join("pipe");
     make_fifo(&path);
@@ -453,7 +453,7 @@ fn a_pipe_is_written_to_and_what_takes_its_place_is_not() {
         let files = OutputFiles::default();
         files.check(&path).expect("writable");
         let (name, to) = (path.clone(), victim.clone());
-        // When it is about to be opened.
+        // Just before it is opened.
         let hook = move |step| {
             if step == Step::Examined {
                 fs::remove_file(&name).expect("removed");
@@ -485,7 +485,7 @@ fn a_pipe_of_another_user_is_not_written_to() {
     let refused = files.check(&path).expect_err("refused").to_string();
     assert!(refused.contains("it is a pipe or device of user 65534"), "{refused}");
     assert_eq!(put(&path, "x").expect_err("refused").to_string(), refused);
-    // Put there after the check.
+    // Created after the check.
     fs::remove_file(&path).expect("removed");
     files.check(&path).expect("writable");
     plant();
@@ -493,7 +493,7 @@ fn a_pipe_of_another_user_is_not_written_to() {
 }
 
 #[test]
-fn open_files_are_written_where_they_stand() {
+fn open_descriptors_are_written_at_their_offset() {
     let directory = directory();
     let path = directory.path().join("log");
     let mut log = File::create(&path).expect("made");
@@ -506,7 +506,7 @@ fn open_files_are_written_where_they_stand() {
         put(output, "through ").expect("written");
     }
     assert_eq!(content(&path), "before through through ");
-    // A socket cannot be opened by its name at all.
+    // A socket cannot be opened by name.
     let (mut reader, writer) = std::os::unix::net::UnixStream::pair().expect("a pair");
     put(&name(&writer), "socket").expect("written");
     drop(writer);
@@ -523,7 +523,7 @@ fn open_files_are_written_where_they_stand() {
 }
 
 #[test]
-fn under_sudo_outputs_are_made_by_the_caller() {
+fn under_sudo_outputs_belong_to_the_caller() {
     if !is_root() {
         return;
     }
@@ -547,7 +547,7 @@ fn under_sudo_outputs_are_made_by_the_caller() {
         let metadata = fs::metadata(&path).expect("there");
         assert_eq!((metadata.uid(), metadata.gid()), (CALLER, CALLERS_GROUP));
     }
-    // Links of the caller lead as far as without sudo.
+    // Links of the caller are followed as far as without sudo.
     make_directory(&base.join("roots"), 0, 0o755);
     fs::write(base.join("roots/a.svg"), "secret").expect("made");
     symlink("../roots/a.svg", base.join("own/link.svg")).expect("linked");
@@ -562,11 +562,11 @@ fn under_sudo_outputs_are_made_by_the_caller() {
         (content(&base.join("roots/a.svg")).as_str(), names(&base.join("roots")).len()),
         ("secret", 1)
     );
-    // A file of root's that is to stay as it is, although the directory is the caller's.
+    // A file of root's that must not change, although the directory is the caller's.
     fs::write(base.join("own/kept.svg"), "old").expect("made");
     denied("own/kept.svg");
 
-    // What root alone can change is written to by root.
+    // root writes where only root can make changes.
     files.check(&base.join("roots/new.svg")).expect("writable");
     write(&base.join("roots/new.svg")).expect("written");
     assert_eq!(owner_and_mode(&base.join("roots/new.svg")).0, 0);

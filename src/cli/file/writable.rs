@@ -1,8 +1,8 @@
-//! Checks whether an output can be written, before there is anything to write.
+//! Checks in advance whether an output can be written.
 //!
 //! A recording cannot be repeated at will, so known obstacles are reported before it: a directory where no file can
 //! be created, a pipe or device that may not be written, a full disk. Nothing is left behind, and no pipe is opened:
-//! its reader would take that for the end of its input.
+//! its reader would take the close for end of file.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,22 +11,22 @@ use std::os::unix::fs::FileTypeExt;
 use super::refusal::Problem;
 use crate::sources::output::{Place, Status};
 
-/// Bytes for which there has to be room: a file system gives out blocks.
+/// Free space that is required, bytes: file systems allocate blocks.
 const ROOM_BYTES: usize = 4096;
 
-/// Whether a file that takes this name could be made, and has room.
+/// Whether a file with this name could be created, with room for data.
 pub(super) fn check_room(place: &Place) -> Result<(), Problem> {
     let new = place.create().map_err(Problem::in_directory)?;
     Ok(new.file().write_all(&[0; ROOM_BYTES])?)
 }
 
-/// Whether the name is one of a file of /proc itself, and no link: writing to such files changes the
+/// Whether the name is that of a /proc file and not a link: writing to these files changes the
 /// system or a process.
 pub(super) fn is_of_kernel(place: &Place) -> Result<bool, Problem> {
     Ok(place.existing()?.is_some_and(|existing| !existing.is_link()))
 }
 
-/// Whether something can be written to what a link of /proc leads to: an open file of a process.
+/// Whether the target of a /proc link, an open file of a process, can be written.
 fn check_proc(place: &Place) -> Result<(), Problem> {
     if is_of_kernel(place)? {
         return Err(Problem::of_kernel());
@@ -37,7 +37,7 @@ fn check_proc(place: &Place) -> Result<(), Problem> {
     }
 }
 
-/// Refuses what is never written to.
+/// Refuses file types that are never written to.
 fn check_kind(target: &Status) -> Result<(), Problem> {
     if target.is_block_device() {
         return Err(Problem::new("it is a disk; name a file"));
@@ -51,7 +51,7 @@ fn check_kind(target: &Status) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether something that is not replaced may be written to, and takes anything.
+/// Whether an output that is not replaced may be written to and accepts data.
 fn check_target(place: &Place, target: &Status) -> Result<(), Problem> {
     place.check_access()?;
     if target.is_character_device()
@@ -64,7 +64,7 @@ fn check_target(place: &Place, target: &Status) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether an open file of this process takes anything.
+/// Whether an open file of this process accepts data.
 pub(super) fn check_open_file(mut file: &File) -> Result<(), Problem> {
     if file.metadata()?.file_type().is_char_device() {
         let _ = file.write(&[])?;
@@ -72,7 +72,7 @@ pub(super) fn check_open_file(mut file: &File) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Opens a regular file, which no other user has put in the way, to append to.
+/// Opens for appending a regular file that no other user has planted.
 pub(super) fn open_to_append(place: &Place) -> Result<File, Problem> {
     if place.is_proc() {
         return Err(Problem::not_regular());
@@ -89,7 +89,7 @@ pub(super) fn open_to_append(place: &Place) -> Result<File, Problem> {
     if Place::is_trusted(&place.directory()?, &opened) { Ok(file) } else { Err(Problem::foreign(opened.uid)) }
 }
 
-/// Whether something can be written there.
+/// Whether an output can be written there.
 pub(super) fn check_place(place: &Place) -> Result<(), Problem> {
     if place.is_proc() {
         return check_proc(place);
@@ -113,7 +113,7 @@ pub(super) fn check_place(place: &Place) -> Result<(), Problem> {
     check_room(place)
 }
 
-/// Whether what exists is written to instead of being replaced.
+/// Whether an existing file is written to instead of being replaced.
 pub(super) fn is_direct(existing: &Status) -> bool {
     !(existing.is_regular() || existing.is_link() || existing.is_directory())
 }

@@ -1,4 +1,4 @@
-//! The texts of a recording of allocations.
+//! Texts of a heap recording.
 
 use super::*;
 use crate::heap::{HeapModel, SamplingRate};
@@ -23,7 +23,7 @@ fn heap(shown: ValueKind) -> Heap {
 }
 
 #[test]
-fn headings_say_what_is_counted() {
+fn headings_name_the_quantity() {
     let counted = |kind, moment| counted(&Heap { moment, ..heap(kind) }, &values(1, moment));
     let old = Heap { older_than_ns: Some(30_000_000_000), ..heap(ValueKind::InuseSpace) };
     let text = super::counted(&old, &values(1, Moment::End));
@@ -36,7 +36,7 @@ fn headings_say_what_is_counted() {
 }
 
 #[test]
-fn the_error_is_told_where_there_is_one() {
+fn the_error_is_shown_only_for_sampled_values() {
     assert_eq!(error(&values(1, Moment::End).inuse.0, bytes), "");
     // 512 samples of about 64 KiB each: 1.96 / sqrt(512) is 8.6 %; the upper end is farther.
     assert_eq!(error(&values(64 << 10, Moment::End).inuse.0, bytes), " ±10.0%");

@@ -1,5 +1,5 @@
-//! The outputs of a recording: the requested ones, or one named after the process; whether they can be written is
-//! checked before anything is recorded.
+//! The outputs of a recording: the requested ones, or one named after the process. Checks before recording
+//! whether they can be written.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::cli::format::Format;
 use crate::cli::outputs::check_options;
 use crate::error::{Error, Result};
 
-/// Whether writing there may wait for a reader: to a pipe, a terminal, standard output.
+/// Whether writing there may wait for a reader: a pipe, a terminal, standard output.
 pub(super) fn may_wait(to: &Destination) -> bool {
     match to {
         Destination::File(path) => {
@@ -25,11 +25,11 @@ pub(super) fn may_wait(to: &Destination) -> bool {
 pub(super) struct Destinations<'a> {
     /// Keeps the directories of outputs open until they are written.
     pub(super) files: &'a OutputFiles,
-    /// Requested outputs; none means the default one, `stackprof-NAME-PID.svg`.
+    /// Requested outputs; if empty, the default one, `stackprof-NAME-PID.svg`.
     pub(super) requested: &'a [Output],
-    /// Format of the default one.
+    /// Format of the default output.
     pub(super) default_format: Format,
-    /// The process is the built-in workload, whose default output has a name of its own.
+    /// The process is the built-in workload, which has its own default output name.
     pub(super) demo: bool,
 }
 
@@ -50,7 +50,8 @@ impl Destinations<'_> {
         vec![Output { to: Destination::File(path.into()), format: self.default_format }]
     }
 
-    /// Checks all that is known before the process is; `stats` is where the statistics go.
+    /// Checks everything that does not depend on the process; `stats` is the destination of the
+    /// statistics.
     ///
     /// # Errors
     /// One line: an option for a format that is not written, a file that cannot be written.
@@ -60,7 +61,7 @@ impl Destinations<'_> {
         source_directories: &[PathBuf],
         stats: Option<&Destination>,
     ) -> Result<()> {
-        // The name of the default output is not known yet, its directory and its format are.
+        // The name of the default output is not known yet; its directory and its format are.
         let (process, pid) = ("NAME", "PID");
         check_options(options, source_directories, &self.outputs(process, pid))?;
         for to in self.requested.iter().map(|output| &output.to).chain(stats) {
@@ -75,7 +76,7 @@ impl Destinations<'_> {
     /// Checks whether the default output can be written, if it is used.
     ///
     /// # Errors
-    /// One line: why not, and the next step.
+    /// One line: the reason, and the next step.
     pub(super) fn check_default(&self, process: &str, pid: impl Display) -> Result<()> {
         if !self.requested.is_empty() {
             return Ok(());
@@ -92,8 +93,8 @@ impl Destinations<'_> {
     }
 }
 
-/// The name of a process as a part of a file's. A process can call itself anything; the file
-/// stays in this directory.
+/// The name of a process as a part of a file name. A process can have any name; the file stays in
+/// this directory.
 fn file_name(process: &str) -> String {
     let name: String = process
         .chars()
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_asked_for_replace_the_default() {
+    fn requested_outputs_replace_the_default() {
         let requested = [Output { to: Destination::File("a.svg".into()), format: Format::Svg }];
         assert_eq!(outputs(&requested, Format::Folded, false, "w"), [("a.svg".to_owned(), Format::Svg)]);
     }

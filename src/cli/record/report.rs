@@ -1,4 +1,4 @@
-//! Reports on a recording: statistics, the closing summary, or why there is nothing.
+//! Reports on a recording: statistics, the closing summary, or why nothing was recorded.
 
 use std::ffi::OsStr;
 
@@ -42,7 +42,7 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
     }
 }
 
-/// Why CPU time was used and none of it sampled; `None` where next to none was used.
+/// Why CPU time was used and none of it sampled; `None` if next to none was used.
 fn why_unsampled(stats: &Stats) -> Option<String> {
     let (seconds, used) = (stats.duration_ns as f64 / 1e9, stats.target_cpu_ns as f64 / 1e9);
     let most = stats.samples_lost.iter().max_by_key(|(_, count)| **count);
@@ -65,7 +65,7 @@ pub(super) fn stats(
     outputs::write_to(files, to, &mut |out| out.write_all(json.as_bytes()))
 }
 
-/// Prints the closing summary; `how` is how stacks were walked, which decides what could help.
+/// Prints the closing summary; `how` is the unwind method, which determines the hints.
 pub(super) fn summary(
     verbosity: Verbosity,
     profile: &Profile,
@@ -83,7 +83,7 @@ pub(super) fn summary(
     }
 }
 
-/// Prints the closing summary of a recording of allocations, with the `table` of leaks.
+/// Prints the closing summary of a heap recording, with the `table` of leaks.
 pub(super) fn heap_summary(
     verbosity: Verbosity,
     profile: &Profile,
@@ -109,7 +109,7 @@ pub(super) fn heap_summary(
     }
 }
 
-/// Each cause of a missing name, by image.
+/// Causes of missing names, by image.
 fn missing_names(profile: &Profile, names: &Names) -> String {
     let mut out = String::new();
     for unnamed in &names.unnamed_by_image {
@@ -125,7 +125,7 @@ fn missing_names(profile: &Profile, names: &Names) -> String {
     out
 }
 
-/// Why a recording ended before it should have; what it had by then is written.
+/// Why a recording ended early; the samples until then are written.
 pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
     let why = profile.stats.cut_short.as_ref()?;
     let seconds = profile.stats.duration_ns as f64 / 1e9;
@@ -136,15 +136,15 @@ pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
 pub(super) struct Nothing<'a> {
     /// Waiting threads were to be recorded, too.
     pub(super) idle: bool,
-    /// Waiting threads alone.
+    /// Only waiting threads were to be recorded.
     pub(super) off_cpu: bool,
-    /// The program that was launched.
+    /// The launched program.
     pub(super) program: Option<&'a OsStr>,
-    /// What became of a launched command.
+    /// State of the launched command.
     pub(super) command: CommandState,
 }
 
-/// Least CPU time of a target that a message reports, nanoseconds.
+/// Least CPU time of a target that is reported, nanoseconds.
 const USED_NS_MIN: u64 = 50_000_000;
 
 /// Why a recording has no samples.
@@ -156,7 +156,7 @@ pub(super) fn nothing_sampled(profile: &Profile, request: &Nothing<'_>) -> Error
         let text = format!("nothing was sampled of {process}: after {seconds:.1} s {why}");
         return Error::new(ErrorKind::System, text);
     }
-    // One that --kill-after ended was not too short.
+    // A command that --kill-after ended was not too short.
     let ended_by_itself = profile.stats.exit_status.filter(|_| command != CommandState::Killed);
     let is_of_this_system = matches!(profile.process.backend, "ptrace" | "perf_event");
     let why_it_stands = match profile.process.pid {
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_that_was_used_is_not_denied() {
+    fn used_cpu_time_is_reported() {
         let mut stats = Stats { duration_ns: 2_000_000_000, ..Stats::default() };
         assert_eq!(why_unsampled(&stats), None);
         stats.target_cpu_ns = 700_000_000;

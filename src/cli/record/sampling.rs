@@ -23,28 +23,27 @@ use crate::sources::{Role, SampleSource, Sampling, SamplingMethod};
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
 
-/// The number of a process that is not known yet.
+/// Placeholder for a process id that is not known yet.
 const NO_PID: u32 = 0;
 
-/// How a process is sampled, as far as systems differ.
+/// The system-specific sampling options.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SamplingMode<'h> {
-    /// Who takes the samples.
+    /// Source of the samples.
     pub(super) method: SamplingMethod,
-    /// With frames in the kernel.
+    /// With kernel frames.
     pub(super) kernel: bool,
-    /// With the processes that it starts; and whether they must be there.
+    /// With child processes; and whether there must be some.
     pub(super) children: bool,
     pub(super) children_needed: bool,
-    /// Its allocations are recorded, and not its CPU time; with a seed.
+    /// Records allocations instead of CPU time; with a seed.
     pub(super) allocations: Option<(&'h Heap, u64)>,
 }
 
-/// Bytes of stack that are copied for an allocation behind a stub: the target stands for them.
+/// Bytes of stack copied per allocation behind a stub: the target is stopped meanwhile.
 const GDB_STACK_BYTES: usize = 4 << 10;
 
-/// Samples `source`. `check_name` is called as soon as the name of the process and its id are known, before the first
-/// sample.
+/// Samples `source`. `check_name` is called once the process name and id are known, before the first sample.
 ///
 /// # Errors
 /// One line: attaching refused, or the error of `check_name`.
@@ -69,7 +68,7 @@ pub(super) fn run(
         Source::Gdb(stub) => {
             let clock = RealClock::new();
             let state = match mode.allocations {
-                // Breakpoints are set before it runs: one that stands from its beginning on has lost no block then.
+                // Breakpoints are set before it runs: a target stopped at its start has not lost any block.
                 Some(_) => gdb::InitialState::Stopped,
                 None => gdb::InitialState::Running,
             };
@@ -127,13 +126,13 @@ pub(super) fn run(
     end_command(pid.into_inner(), launch.kill_after, sampled)
 }
 
-/// Records from a source, once that is attached or launched.
+/// Records from an attached or launched source.
 struct Recorder<'a> {
     source: &'a Source,
     options: &'a Options,
     verbosity: Verbosity,
     live: &'a Arc<Live>,
-    /// Set when the process is known.
+    /// Set once the process is known.
     pid: &'a AtomicU32,
     check_name: &'a (dyn Fn(&str, u32) -> Result<()> + Sync),
 }
@@ -141,7 +140,7 @@ struct Recorder<'a> {
 impl Recorder<'_> {
     fn record(&self, mut sampled: SampleSource<'_>, clock: &dyn Clock) -> Result<Sampled> {
         let observed = sampled.observed();
-        // Now: when the profile is complete, the target may have exited.
+        // Now, because the target may have exited when the profile is complete.
         let files = observed.files();
         let process = observed.process();
         self.pid.store(process.pid, Ordering::Relaxed);
@@ -165,7 +164,7 @@ impl Recorder<'_> {
         };
         progress.finish();
         let mut profile = profile?;
-        // A simulated run has no time of its own.
+        // A simulated run has no wall-clock time.
         if !matches!(self.source, Source::Sim { .. }) {
             let passed_ns = clock.now_ns().saturating_sub(profile.stats.begun_ns);
             profile.stats.begun_unix_ns = unix_ns().map(|now_ns| now_ns.saturating_sub(passed_ns));
@@ -174,7 +173,7 @@ impl Recorder<'_> {
     }
 }
 
-/// Nanoseconds since 1970 (UTC) now.
+/// Current time, nanoseconds since 1970 (UTC).
 fn unix_ns() -> Option<u64> {
     let since = std::time::UNIX_EPOCH.elapsed().ok()?;
     u64::try_from(since.as_nanos()).ok()
@@ -184,11 +183,11 @@ fn not_launched(sampled: Sampled) -> (Sampled, CommandState) {
     (sampled, CommandState::Ended)
 }
 
-/// Finds out whether a launched command still runs, and ends it with `--kill-after`. The recording is over, so its
+/// Checks whether a launched command still runs, and ends it with `--kill-after`. The recording is over, so its
 /// end is not in the profile.
 fn end_command(pid: u32, kill: bool, sampled: Result<Sampled>) -> Result<(Sampled, CommandState)> {
     if pid == NO_PID {
-        // It has not been run.
+        // The command has not been run.
         return sampled.map(not_launched);
     }
     let before = system::command_end(pid, false);

@@ -1,9 +1,9 @@
-//! The model against programs whose heap is known.
+//! Tests the model with simulated programs with known heaps.
 
 use super::*;
 use crate::rng::mix;
 
-/// A seeded generator.
+/// A seeded random number generator.
 struct Random(u64);
 
 impl Random {
@@ -16,13 +16,13 @@ impl Random {
         self.next() % limit
     }
 
-    /// Above 0, up to 1.
+    /// In (0, 1].
     fn unit(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// A program that allocates at sites, sampled as the rate says.
+/// A program that allocates at several sites, sampled at a rate.
 struct Program {
     random: Random,
     model: HeapModel,
@@ -40,7 +40,7 @@ impl Program {
         Program { random: Random(seed), model, rate, next_pointer: 4096, now_ns: 1 }
     }
 
-    /// Allocates; the pointer.
+    /// Allocates, and returns the pointer.
     fn allocate(&mut self, site: u32, bytes: u64) -> u64 {
         self.now_ns += 10;
         self.next_pointer += 16;
@@ -52,14 +52,14 @@ impl Program {
 
     fn free(&mut self, pointer: u64) {
         self.now_ns += 10;
-        // As the shim does: frees of what was not sampled are not told.
+        // As the shim does: frees of unsampled blocks are not reported.
         if self.model.live.get(&PROCESS).is_some_and(|live| live.contains_key(&pointer)) {
             self.model.free(PROCESS, pointer, self.now_ns, false);
         }
     }
 }
 
-/// Thirty sites with 16 B to 16 MiB each time; some free a part of it.
+/// Thirty sites with 16 B to 16 MiB per allocation; some free a part of it.
 fn run_thirty_sites(seed: u64, every_bytes: u64) -> (HeapValues, Vec<(u64, u64)>) {
     let mut program = Program::new(seed, every_bytes);
     let mut truth = vec![(0, 0); 30];
@@ -101,12 +101,12 @@ fn the_true_value_of_a_site_is_in_its_interval() {
         sum_of_errors += (values.inuse.0.value - true_bytes as f64) / values.inuse.0.standard_error();
     }
     assert!(inside.iter().all(|inside| inside * 100 >= all * 95), "{inside:?} of {all}");
-    // Unbiased: the mean of twenty errors, each of standard deviation 1.
+    // Unbiased: the mean of twenty errors, each with standard deviation 1.
     assert!((sum_of_errors / 20.0).abs() < 0.7, "{sum_of_errors}");
 }
 
-/// How often the intervals of sites and of totals hold, of bytes and of blocks, in use and allocated: each has `--every 4K`, and
-/// sites of which 1 to 20 samples are expected. `sizes` draws the size of a block of a site.
+/// Coverage of the intervals of sites and of totals, for bytes and for blocks, in use and allocated, with `--every 4K`
+/// and sites with 1 to 20 expected samples. `sizes` draws the size of a block of a site.
 fn coverage(runs: u64, sizes: fn(&mut Random, u64) -> u64) -> [[(u32, u32); 4]; 2] {
     const SITES: u64 = 30;
     let mut covered = [[(0, 0); 4]; 2];
@@ -155,7 +155,7 @@ fn coverage(runs: u64, sizes: fn(&mut Random, u64) -> u64) -> [[(u32, u32); 4]; 
 }
 
 #[test]
-fn intervals_hold_for_few_samples_of_sites_and_for_all_together() {
+fn intervals_hold_for_few_samples_of_sites_and_for_totals() {
     const RUNS: u64 = 200;
     let same: fn(&mut Random, u64) -> u64 = |_, each| each;
     let mixed: fn(&mut Random, u64) -> u64 = |random, each| each << random.below(4);
@@ -168,7 +168,7 @@ fn intervals_hold_for_few_samples_of_sites_and_for_all_together() {
 }
 
 #[test]
-fn the_stated_error_of_the_total_is_the_one_it_has() {
+fn the_reported_error_of_the_total_is_the_actual_one() {
     let within = (1..=200u64).filter(|seed| {
         let mut program = Program::new(seed * 77, 64 << 10);
         for number in 0..4000u64 {
@@ -183,7 +183,7 @@ fn the_stated_error_of_the_total_is_the_one_it_has() {
 }
 
 #[test]
-fn with_every_allocation_taken_all_is_exact() {
+fn a_rate_of_one_byte_is_exact() {
     let (values, truth) = run_thirty_sites(3, 1);
     for known in &values.nodes {
         let (bytes, blocks) = truth[known.node.0 as usize];
@@ -194,9 +194,9 @@ fn with_every_allocation_taken_all_is_exact() {
     assert_eq!(values.inuse.0.standard_error(), 0.0);
 }
 
-/// The peak by a copy of all nodes at each new maximum.
+/// Computes the peak by copying all nodes at each new maximum.
 #[test]
-fn the_peak_is_the_state_when_most_was_in_use() {
+fn the_peak_is_the_state_with_the_most_bytes_in_use() {
     for seed in 0..200 {
         let mut random = Random(seed);
         let mut model = HeapModel::new(SamplingRate::new(1));
@@ -239,14 +239,14 @@ fn the_peak_is_the_state_when_most_was_in_use() {
 }
 
 #[test]
-fn what_a_process_has_not_freed_is_in_use_at_its_end() {
+fn unfreed_blocks_of_a_process_are_in_use_at_its_end() {
     let mut model = HeapModel::new(SamplingRate::new(1));
     let node = Some(NodeId(2));
     model.allocate(1, 0x10, 100, 0, node);
     model.allocate(2, 0x10, 30, 0, node);
     model.free(2, 0x10, 5, false);
     model.end_process(1);
-    // Another program at the same addresses.
+    // Another program uses the same addresses.
     model.allocate(1, 0x10, 7, 9, node);
     model.free(1, 0x10, 9 + CHURN_NS, false);
     let values = model.values(Moment::End);
@@ -256,13 +256,13 @@ fn what_a_process_has_not_freed_is_in_use_at_its_end() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_counted() {
+fn inconsistent_events_are_counted() {
     let mut model = HeapModel::new(SamplingRate::new(1));
     model.allocate(1, 0x10, 8, 0, Some(NodeId(1)));
     // Its free was lost.
     model.allocate(1, 0x10, 16, 1, Some(NodeId(2)));
     model.free(1, 0x10, 2, false);
-    // Freed twice, and never seen.
+    // Freed twice, and never allocated.
     model.free(1, 0x10, 3, false);
     model.free(9, 0x10, 3, false);
     model.allocate(1, 0x20, 1, 4, None);
@@ -281,18 +281,18 @@ fn what_does_not_fit_together_is_counted() {
 }
 
 #[test]
-fn a_free_that_is_taken_back_leaves_all_as_it_was() {
+fn restoring_a_free_leaves_everything_unchanged() {
     let mut model = HeapModel::new(SamplingRate::new(4096));
     model.allocate(1, 0x10, 100_000, 0, Some(NodeId(1)));
     let before = model.values(Moment::End);
     model.free(1, 0x10, 5, false);
     assert_ne!(model.values(Moment::End).totals, before.totals);
     model.restore(1, 0x10);
-    // But for the times of the history.
+    // Except for the times of the history.
     let but_for_history = |values| HeapValues { history: LiveHistory::default(), ..values };
     let before = but_for_history(before);
     assert_eq!(but_for_history(model.values(Moment::End)), before);
-    // Nothing of that name was freed.
+    // No block at this address was freed.
     model.restore(1, 0x10);
     model.restore(2, 0x10);
     assert_eq!(but_for_history(model.values(Moment::End)), before);
@@ -301,7 +301,7 @@ fn a_free_that_is_taken_back_leaves_all_as_it_was() {
 }
 
 #[test]
-fn a_forked_process_frees_copies_without_harm_to_its_parent() {
+fn frees_of_inherited_copies_do_not_affect_the_parent() {
     let mut model = HeapModel::new(SamplingRate::new(1));
     model.allocate(1, 0x10, 64, 0, Some(NodeId(1)));
     model.free(2, 0x10, 1, true);

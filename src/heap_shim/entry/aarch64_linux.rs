@@ -1,6 +1,6 @@
-//! The functions that programs call instead of the allocator's, on aarch64 with ELF. Each call subtracts its size
-//! from the thread's counter, and jumps to the allocator while more is left. Argument registers, x30 and the stack
-//! stay as they are, so that the allocator sees the program as its caller.
+//! Entry points: the functions that programs call instead of the allocator's, on aarch64 with ELF. Each call
+//! subtracts its size from the thread's counter, and jumps to the allocator if the rest is larger. Argument
+//! registers, x30 and the stack are unchanged, so that the allocator sees the program as its caller.
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
@@ -10,17 +10,17 @@ use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
 use core::arch::{global_asm, naked_asm};
 
-/// What the ring says of these registers.
+/// Processor of these registers, for the ring.
 pub const PROCESSOR: u32 = AARCH64;
 
 /// Number of registers that an entry point stores.
 pub const REGISTER_COUNT: usize = aarch64_register::PC + 1;
 
-/// Which of them is the stack pointer.
+/// Index of the stack pointer among them.
 pub const SP: usize = aarch64_register::SP;
 
-// `system::ThreadWords` of each thread. Initial-exec: a library that is loaded with the program has room in the
-// static TLS block, and no call is needed to find it.
+// `system::ThreadWords` of each thread. Initial-exec: a library loaded at startup has room in the static TLS
+// block, and no call is needed to find it.
 global_asm!(
     ".pushsection .tbss, \"awT\", @nobits",
     ".p2align 4",
@@ -32,7 +32,8 @@ global_asm!(
     ".popsection",
 );
 
-/// Stores the caller's registers and calls `sample::allocate` with three arguments, these and the number in w16.
+/// Stores the caller's registers and calls `sample::allocate` with three arguments, the registers and the number
+/// in w16.
 ///
 /// # Safety
 /// Jumped to by an entry point, so that x30 is the return address of its caller.
@@ -69,7 +70,7 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
-/// A function of this name and number: its size, computed into x9.
+/// Defines a function with this name and number; its size is computed into x9.
 macro_rules! allocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
@@ -85,7 +86,7 @@ macro_rules! allocation {
                 "ldr x12, [x10, x11]",
                 "subs x12, x12, x9",
                 "str x12, [x10, x11]",
-                // The size is at least what was left.
+                // The size is at least the rest.
                 "b.ls 2f",
                 "adrp x16, {real} + 8 * {function}",
                 "ldr x16, [x16, :lo12:{real} + 8 * {function}]",
@@ -101,7 +102,7 @@ macro_rules! allocation {
     };
 }
 
-/// A function that may free the block in x0: asks the filter, too.
+/// Defines a function that may free the block in x0: also checks the filter.
 macro_rules! reallocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
@@ -140,7 +141,7 @@ macro_rules! reallocation {
     };
 }
 
-/// A function that frees the block in x0.
+/// Defines a function that frees the block in x0.
 macro_rules! free {
     ($name:ident) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
@@ -191,7 +192,8 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// A function that calls one without arguments and keeps those of its caller. It returns to x17.
+/// Defines a wrapper that calls a function without arguments and preserves the caller's arguments.
+/// It returns to x17.
 macro_rules! keeping_arguments {
     ($name:ident, $called:path) => {
         /// # Safety

@@ -1,6 +1,6 @@
-//! The functions that programs call instead of the allocator's, on arm64 with Mach-O: dyld replaces those of the
-//! table in `__DATA,__interpose`. Each call subtracts its size from the thread's counter, and jumps to the allocator
-//! while more is left. Argument registers, x30 and the stack stay as they are.
+//! Entry points: the functions that programs call instead of the allocator's, on arm64 with Mach-O. dyld interposes
+//! those in the table in `__DATA,__interpose`. Each call subtracts its size from the thread's counter, and jumps to
+//! the allocator if the rest is larger. Argument registers, x30 and the stack are unchanged.
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
@@ -11,16 +11,17 @@ use super::shared_memory::{AARCH64, Function, aarch64_register};
 use super::system::LEFT_OFFSET;
 use core::arch::naked_asm;
 
-/// What the ring says of these registers.
+/// Processor of these registers, for the ring.
 pub const PROCESSOR: u32 = AARCH64;
 
 /// Number of registers that an entry point stores.
 pub const REGISTER_COUNT: usize = aarch64_register::PC + 1;
 
-/// Which of them is the stack pointer.
+/// Index of the stack pointer among them.
 pub const SP: usize = aarch64_register::SP;
 
-/// Stores the caller's registers and calls `sample::allocate` with three arguments, these and the number in w16.
+/// Stores the caller's registers and calls `sample::allocate` with three arguments, the registers and the number
+/// in w16.
 ///
 /// # Safety
 /// Jumped to by an entry point, so that x30 is the return address of its caller.
@@ -57,11 +58,11 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
-/// A function of this name and number: its size, computed into x9.
+/// Defines a function with this name and number; its size is computed into x9.
 macro_rules! allocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
         /// # Safety
-        /// Called in the place of the function of this name.
+        /// Called in place of the function of this name.
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
@@ -76,7 +77,7 @@ macro_rules! allocation {
                 "ldr x12, [x10, x11]",
                 "subs x12, x12, x9",
                 "str x12, [x10, x11]",
-                // The size is at least what was left.
+                // The size is at least the rest.
                 "b.ls 2f",
                 "adrp x16, {real}@PAGE",
                 "add x16, x16, {real}@PAGEOFF",
@@ -94,12 +95,12 @@ macro_rules! allocation {
     };
 }
 
-/// A function that frees the block in x0, and goes on to a function of the allocator or, if the block may be
-/// sampled, to one of `sample`.
+/// Defines a function that frees the block in x0, and continues in the allocator or, if the block may be
+/// sampled, in `sample`.
 macro_rules! filtered {
     ($name:ident, $real:literal, $slow:path) => {
         /// # Safety
-        /// Called in the place of the function of this name.
+        /// Called in place of the function of this name.
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
@@ -140,7 +141,7 @@ unsafe extern "C" fn reallocate_slowly() {
 }
 
 /// # Safety
-/// Called in the place of `realloc`.
+/// Called in place of `realloc`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn realloc() {
     naked_asm!(

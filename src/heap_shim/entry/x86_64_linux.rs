@@ -1,6 +1,6 @@
-//! The functions that programs call instead of the allocator's, on x86_64 with ELF. Each call subtracts its size
-//! from the thread's counter, and jumps to the allocator while more is left. Argument registers and the stack
-//! stay as they are, so that the allocator sees the program as its caller.
+//! Entry points: the functions that programs call instead of the allocator's, on x86_64 with ELF. Each call
+//! subtracts its size from the thread's counter, and jumps to the allocator if the rest is larger. Argument
+//! registers and the stack are unchanged, so that the allocator sees the program as its caller.
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
@@ -10,17 +10,17 @@ use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
 use core::arch::{global_asm, naked_asm};
 
-/// What the ring says of these registers.
+/// Processor of these registers, for the ring.
 pub const PROCESSOR: u32 = X86_64;
 
 /// Number of registers that an entry point stores.
 pub const REGISTER_COUNT: usize = x86_64_register::PC + 1;
 
-/// Which of them is the stack pointer.
+/// Index of the stack pointer among them.
 pub const SP: usize = x86_64_register::SP;
 
-// `system::ThreadWords` of each thread. Initial-exec: a library that is loaded with the program has room in the
-// static TLS block, and no call is needed to find it.
+// `system::ThreadWords` of each thread. Initial-exec: a library loaded at startup has room in the static TLS
+// block, and no call is needed to find it.
 global_asm!(
     ".pushsection .tbss, \"awT\", @nobits",
     ".p2align 4",
@@ -32,7 +32,8 @@ global_asm!(
     ".popsection",
 );
 
-/// Stores the caller's registers and calls `sample::allocate` with three arguments, these and the number in eax.
+/// Stores the caller's registers and calls `sample::allocate` with three arguments, the registers and the number
+/// in eax.
 ///
 /// # Safety
 /// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
@@ -64,7 +65,7 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
-/// A function of this name and number: its size, computed into rax.
+/// Defines a function with this name and number; its size is computed into rax.
 macro_rules! allocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
@@ -76,7 +77,7 @@ macro_rules! allocation {
                 $($size,)+
                 "mov r11, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
                 "sub qword ptr fs:[r11], rax",
-                // The size is at least what was left.
+                // The size is at least the rest.
                 "jbe 2f",
                 "jmp qword ptr [rip + {real} + 8 * {function}]",
                 "2: mov eax, {function}",
@@ -90,7 +91,7 @@ macro_rules! allocation {
     };
 }
 
-/// A function that may free the block in rdi: asks the filter, too.
+/// Defines a function that may free the block in rdi: also checks the filter.
 macro_rules! reallocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
@@ -124,7 +125,7 @@ macro_rules! reallocation {
     };
 }
 
-/// A function that frees the block in rdi.
+/// Defines a function that frees the block in rdi.
 macro_rules! free {
     ($name:ident) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
@@ -175,11 +176,11 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// A function that calls one without arguments and keeps those of its caller.
+/// Defines a wrapper that calls a function without arguments and preserves the caller's arguments.
 macro_rules! keeping_arguments {
     ($name:ident, $called:path) => {
         /// # Safety
-        /// Called by an entry point whose own return address is on the top of the stack.
+        /// Called by an entry point with its own return address on the top of the stack.
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
             naked_asm!(

@@ -1,6 +1,6 @@
-//! The functions that programs call instead of the allocator's, on x86_64 with Mach-O: dyld replaces those of the
-//! table in `__DATA,__interpose`. Each call subtracts its size from the thread's counter, and jumps to the allocator
-//! while more is left. Argument registers and the stack stay as they are.
+//! Entry points: the functions that programs call instead of the allocator's, on x86_64 with Mach-O. dyld interposes
+//! those in the table in `__DATA,__interpose`. Each call subtracts its size from the thread's counter, and jumps to
+//! the allocator if the rest is larger. Argument registers and the stack are unchanged.
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
@@ -11,16 +11,17 @@ use super::shared_memory::{Function, X86_64, x86_64_register};
 use super::system::LEFT_OFFSET;
 use core::arch::naked_asm;
 
-/// What the ring says of these registers.
+/// Processor of these registers, for the ring.
 pub const PROCESSOR: u32 = X86_64;
 
 /// Number of registers that an entry point stores.
 pub const REGISTER_COUNT: usize = x86_64_register::PC + 1;
 
-/// Which of them is the stack pointer.
+/// Index of the stack pointer among them.
 pub const SP: usize = x86_64_register::SP;
 
-/// Stores the caller's registers and calls `sample::allocate` with three arguments, these and the number in eax.
+/// Stores the caller's registers and calls `sample::allocate` with three arguments, the registers and the number
+/// in eax.
 ///
 /// # Safety
 /// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
@@ -52,11 +53,11 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
-/// A function of this name and number: its size, computed into rax.
+/// Defines a function with this name and number; its size is computed into rax.
 macro_rules! allocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
         /// # Safety
-        /// Called in the place of the function of this name.
+        /// Called in place of the function of this name.
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
@@ -67,7 +68,7 @@ macro_rules! allocation {
                 "test r11, r11",
                 "je 2f",
                 "sub qword ptr gs:[r11], rax",
-                // The size is at least what was left.
+                // The size is at least the rest.
                 "jbe 2f",
                 "jmp qword ptr [rip + {real} + 8 * {function}]",
                 "2: mov eax, {function}",
@@ -82,12 +83,12 @@ macro_rules! allocation {
     };
 }
 
-/// A function that frees the block in rdi, and goes on to a function of the allocator or, if the block may be
-/// sampled, to one of `sample`.
+/// Defines a function that frees the block in rdi, and continues in the allocator or, if the block may be
+/// sampled, in `sample`.
 macro_rules! filtered {
     ($name:ident, $real:literal, $slow:path) => {
         /// # Safety
-        /// Called in the place of the function of this name.
+        /// Called in place of the function of this name.
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
@@ -126,7 +127,7 @@ unsafe extern "C" fn reallocate_slowly() {
 }
 
 /// # Safety
-/// Called in the place of `realloc`.
+/// Called in place of `realloc`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn realloc() {
     naked_asm!(

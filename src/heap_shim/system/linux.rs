@@ -1,5 +1,5 @@
-//! System calls and thread-local words on Linux. Calls are made directly: `errno` stays, and no other library
-//! that replaces functions of libc sees them.
+//! System calls and thread-local words on Linux. Calls are made directly: `errno` is unchanged, and other
+//! libraries that interpose libc functions do not see them.
 #![allow(unsafe_code)]
 
 use super::process::is_confined;
@@ -75,18 +75,18 @@ const PR_GET_NAME: usize = 16;
 const SEEK_END: usize = 2;
 const CLOCK_MONOTONIC: usize = 1;
 const CLOCK_MONOTONIC_COARSE: usize = 6;
-/// The smallest page of any Linux.
+/// The smallest page size of any Linux.
 const PAGE_SIZE: usize = 4096;
 
 /// A system call; negative results are `-errno`.
 ///
 /// # Safety
-/// What the call demands of its arguments.
+/// The requirements of the call on its arguments.
 #[cfg(target_arch = "x86_64")]
 unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     let result: isize;
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the kernel changes rcx, r11 and what the arguments say.
+    // SAFETY: the kernel changes rcx, r11 and what the arguments specify.
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b,
             in("rdx") c, in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _,
@@ -98,12 +98,12 @@ unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
 /// A system call; negative results are `-errno`.
 ///
 /// # Safety
-/// What the call demands of its arguments.
+/// The requirements of the call on its arguments.
 #[cfg(target_arch = "aarch64")]
 unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     let result: isize;
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the kernel changes x0 and what the arguments say.
+    // SAFETY: the kernel changes x0 and what the arguments specify.
     unsafe {
         core::arch::asm!("svc 0", in("x8") number, inlateout("x0") a as isize => result, in("x1") b,
             in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
@@ -111,7 +111,7 @@ unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// A call whose arguments are numbers, or point to what outlives it.
+/// A system call with arguments that are numbers, or point to data that outlives it.
 macro_rules! call {
     ($number:ident $(, $argument:expr)*) => {{
         let given = [$($argument as usize),*];
@@ -121,12 +121,13 @@ macro_rules! call {
             arguments[index] = given[index];
             index += 1;
         }
-        // SAFETY: each use gives what this call demands.
+        // SAFETY: each use passes what this call requires.
         unsafe { call(number::$number, arguments) }
     }};
 }
 
-/// The address of a symbol of the program's libraries, or null: a weak reference, since no library must have it.
+/// The address of a symbol of the program's libraries, or null: a weak reference, since no library is required
+/// to have it.
 macro_rules! weak_symbol {
     ($name:literal) => {{
         let address: *const ();
@@ -145,10 +146,10 @@ macro_rules! weak_symbol {
 }
 pub(crate) use weak_symbol;
 
-/// Ends the process at once.
+/// Terminates the process at once.
 pub fn trap() -> ! {
     loop {
-        // SAFETY: an instruction that is not valid: SIGILL or SIGTRAP.
+        // SAFETY: an invalid instruction: SIGILL or SIGTRAP.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             core::arch::asm!("ud2");
@@ -158,7 +159,7 @@ pub fn trap() -> ! {
     }
 }
 
-/// What a thread remembers; zero at first. The entry points know that `left` is the first.
+/// State of a thread; initially zero. The entry points rely on `left` being first.
 #[repr(C)]
 struct ThreadWords {
     left: u64,
@@ -191,7 +192,7 @@ impl Thread {
         Self(words)
     }
 
-    /// Bytes until the next sample; what the entry points subtract from.
+    /// Bytes until the next sample; the entry points subtract from them.
     pub fn left(self) -> u64 {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).left }
@@ -203,25 +204,25 @@ impl Thread {
         unsafe { (*self.0).left = left }
     }
 
-    /// The stack pointer of the allocation that the thread is in, or 0.
+    /// The stack pointer of the allocation in progress on the thread, or 0.
     pub fn guard(self) -> u64 {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).guard }
     }
 
-    /// Sets the stack pointer of the allocation that the thread is in.
+    /// Sets the stack pointer of the allocation in progress.
     pub fn set_guard(self, guard: u64) {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).guard = guard }
     }
 
-    /// The generation that the rest was set in; 0 at first.
+    /// The generation of the other words; initially 0.
     pub fn generation(self) -> u32 {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).generation }
     }
 
-    /// Begins a generation: asks for the thread's number.
+    /// Starts a generation: gets the thread id.
     pub fn set_generation(self, generation: u32) {
         let tid = if is_confined() { 0 } else { call!(GETTID) as u32 };
         // SAFETY: the calling thread's own.
@@ -231,14 +232,14 @@ impl Thread {
         }
     }
 
-    /// The thread's number.
+    /// The thread id.
     pub fn tid(self) -> u32 {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).tid }
     }
 
-    /// Lowest address of the part of the thread's own stack that was read as a whole, up to its base: it stays mapped as long
-    /// as the thread runs; and the base, or 0 where libc does not tell.
+    /// Lowest address of the part of the thread's own stack that has been read as a whole, up to its base: it stays
+    /// mapped while the thread runs; and the base, or 0 if libc does not provide it.
     pub fn stack(self) -> (u64, u64) {
         // SAFETY: the calling thread's own.
         let words = unsafe { &mut *self.0 };
@@ -249,8 +250,8 @@ impl Thread {
         (words.stack_low, words.stack_base)
     }
 
-    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach what is known of
-    /// it: other stacks are not next to it, since a guard page is below each.
+    /// Records that the bytes from `sp` up to `end` were read. They belong to the thread's own stack if they reach its
+    /// known part: other stacks are not adjacent, since each has a guard page below it.
     pub fn add_to_stack(self, sp: u64, end: u64) {
         let (low, _) = self.stack();
         if sp < low && low <= end {
@@ -259,8 +260,8 @@ impl Thread {
         }
     }
 
-    /// An address above all frames of the thread's own stack, in the same memory: of the first thread, where the
-    /// program's arguments begin; of others, their control block. 0 where libc does not tell.
+    /// An address above all frames of the thread's own stack, in the same mapping: for the main thread, the
+    /// start of the program's arguments; for others, their control block. 0 if libc does not provide it.
     fn own_base(self) -> u64 {
         if self.tid() == pid() {
             let stack_end = weak_symbol!("__libc_stack_end").cast::<u64>();
@@ -279,12 +280,12 @@ impl Thread {
     }
 }
 
-/// Signals are held back while it lives: a handler that leaves by `longjmp` or allocates would meet a record
-/// that is half written. Not those that a fault raises: their handlers run as always.
+/// Blocks signals while it lives: a handler that leaves by `longjmp` or allocates would find a half-written
+/// record. Does not block signals of faults: their handlers always run.
 pub struct BlockedSignals(Option<u64>);
 
 impl BlockedSignals {
-    /// Holds signals back.
+    /// Blocks signals.
     pub fn new() -> Self {
         // SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
         const OF_FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
@@ -307,13 +308,13 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// What `getpid()` gives, also in a child that shares its parent's memory.
+/// Result of `getpid()`, also in a child that shares its parent's memory.
 pub fn pid() -> u32 {
     call!(GETPID) as u32
 }
 
-/// CLOCK_MONOTONIC, by libc where it is there: it needs no system call. Of a process that restricts its system calls, to a
-/// tick of the kernel: strict seccomp forbids the time stamp counter, too (kernel/seccomp.c, `disable_TSC`).
+/// CLOCK_MONOTONIC, by libc if available: no system call. In a process that restricts its system calls, with the
+/// resolution of a kernel tick: strict seccomp also forbids the time stamp counter (kernel/seccomp.c, `disable_TSC`).
 pub fn now_ns() -> u64 {
     let mut time = [0i64; 2];
     let clock = if is_confined() { CLOCK_MONOTONIC_COARSE } else { CLOCK_MONOTONIC };
@@ -329,11 +330,11 @@ pub fn now_ns() -> u64 {
     time[0] as u64 * 1_000_000_000 + time[1] as u64
 }
 
-/// Copies `length` bytes of stack, or up to the end of mapped memory. Gives how many, and whether the system
-/// refused: then it is what lies in the page of `from`.
+/// Copies `length` bytes of stack, or up to the end of mapped memory. Returns how many, and whether the
+/// system refused: then those in the page of `from`.
 ///
 /// # Safety
-/// There is room for them, and the byte at `from` can be read.
+/// The buffer has room for them, and the byte at `from` is readable.
 pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool) {
     let local = [to as usize, length];
     let remote = [from as usize, length];
@@ -349,7 +350,7 @@ pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool)
     (in_page, true)
 }
 
-/// What an environment variable is.
+/// Value of an environment variable.
 pub enum Variable {
     /// libc has no environment yet.
     NotYet,
@@ -359,7 +360,7 @@ pub enum Variable {
     Present(*const u8),
 }
 
-/// Looks for a variable as libc has it now.
+/// Looks up a variable in libc's current environment.
 pub fn variable(name: &str) -> Variable {
     let environ = weak_symbol!("environ").cast::<*const *const u8>();
     // SAFETY: a variable of libc of this type.
@@ -367,7 +368,8 @@ pub fn variable(name: &str) -> Variable {
     if entry.is_null() {
         return Variable::NotYet;
     }
-    // SAFETY: the list ends with a null pointer, each string with zero; a comparison ends at the first difference.
+    // SAFETY: the list ends with a null pointer, each string with zero; a comparison stops at the first
+    // difference.
     unsafe {
         while !(*entry).is_null() {
             let text = *entry;
@@ -395,7 +397,7 @@ fn map(size: usize, flags: usize, descriptor: isize) -> Option<*mut u8> {
     (address >= 0 || address < -4095).then_some(address as *mut u8)
 }
 
-/// Maps a file of at least this size for good.
+/// Permanently maps a file of at least this size.
 pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
     let descriptor = open(path, O_RDWR);
     if descriptor < 0 {
@@ -407,7 +409,7 @@ pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
     mapped
 }
 
-/// Maps memory that is zero, here and again in each child of fork.
+/// Maps memory that is zero, also in each child of fork.
 pub fn map_wiped(size: usize) -> Option<*mut u8> {
     let mapped = map(size, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1)?;
     if call!(MADVISE, mapped, size, MADV_WIPEONFORK) < 0 {
@@ -417,23 +419,23 @@ pub fn map_wiped(size: usize) -> Option<*mut u8> {
     Some(mapped)
 }
 
-/// Ends a mapping.
+/// Unmaps a mapping.
 pub fn unmap(address: *mut u8, size: usize) {
     call!(MUNMAP, address, size);
 }
 
 /// Why there is no ring.
 pub enum RingError {
-    /// A file of that name is there.
+    /// A file with this name exists.
     Exists,
     /// Another reason.
     Refused(Refusal),
 }
 
-/// Makes a file of zeros, and maps it. Says whether all of it has space: writing to other pages could raise SIGBUS before
-/// they are backed. The first page has space. `is_sparse`: no more needs to have.
+/// Creates a file of zeros, and maps it. Returns whether all of it has space: a store to another page could raise
+/// SIGBUS before it is backed. The first page has space. `is_sparse`: the other pages need none.
 pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut u8, bool), RingError> {
-    // Beyond this limit the kernel would send SIGXFSZ.
+    // Above this limit the kernel would send SIGXFSZ.
     if file_size_limit() < size as u64 {
         return Err(RingError::Refused(Refusal::Space));
     }
@@ -464,7 +466,7 @@ pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut 
     })
 }
 
-/// Has the kernel allocate pages of a mapping, where there is space for them. Kernels before 5.14 refuse.
+/// Has the kernel allocate pages of a mapping, if there is space. Kernels before 5.14 refuse.
 pub fn back(address: *mut u8, size: usize) -> bool {
     !is_confined() && call!(MADVISE, address, size, MADV_POPULATE_WRITE) == 0
 }
@@ -530,12 +532,12 @@ pub fn copy_maps(path: *const u8, buffer: *mut u8, buffer_size: usize, limit: us
     }
 }
 
-/// The calling thread's name: 16 bytes, the last of them zero.
+/// The calling thread's name: 16 bytes, the last one zero.
 pub fn thread_name(name: *mut [u8; 16]) {
     call!(PRCTL, PR_GET_NAME, name);
 }
 
-/// Number of seccomp filters of the process, as /proc says.
+/// Number of seccomp filters of the process, from /proc.
 pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
     let descriptor = open(c"/proc/self/status".as_ptr().cast(), O_RDONLY);
     if descriptor < 0 {
@@ -543,7 +545,7 @@ pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
     }
     let length = call!(READ, descriptor, buffer, buffer_size).max(0) as usize;
     call!(CLOSE, descriptor);
-    // SAFETY: so many bytes were read into it.
+    // SAFETY: that many bytes were read into it.
     let text = unsafe { core::slice::from_raw_parts(buffer, length) };
     let name = b"Seccomp_filters:\t";
     let value = text.windows(name.len()).position(|found| found == name).map_or(length, |at| at + name.len());
@@ -551,13 +553,13 @@ pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
     digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
 }
 
-/// Has libc call a function in each child of `fork`.
+/// Registers a function that libc calls in each child of `fork`.
 fn at_fork(child: extern "C" fn()) {
     let of_glibc = weak_symbol!("__register_atfork");
     let of_posix = weak_symbol!("pthread_atfork");
     if !of_glibc.is_null() {
-        // SAFETY: `int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)` of glibc (LSB 5.0); no
-        // library's end removes what has no handle.
+        // SAFETY: `int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)` of glibc (LSB 5.0);
+        // without a handle, unloading a library does not remove it.
         let register: extern "C" fn(*const (), *const (), extern "C" fn(), *const ()) -> i32 =
             unsafe { core::mem::transmute(of_glibc) };
         register(null(), null(), child, null());
@@ -581,12 +583,12 @@ extern "C" fn unload() {
     super::process::end();
 }
 
-// SAFETY: functions without arguments may stand there.
+// SAFETY: the section holds functions without arguments.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOAD: extern "C" fn() = load;
 
-// SAFETY: functions without arguments may stand there.
+// SAFETY: the section holds functions without arguments.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static UNLOAD: extern "C" fn() = unload;

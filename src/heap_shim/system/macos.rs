@@ -1,5 +1,5 @@
-//! Calls of libSystem and thread-specific words on macOS. Its calls set `errno` where they fail; none of those that
-//! are made here does, once the ring is there.
+//! Calls of libSystem and thread-specific words on macOS. Failing calls set `errno`; once the ring exists, no call
+//! made here does.
 #![allow(unsafe_code)]
 
 use super::shared_memory::Refusal;
@@ -7,7 +7,8 @@ use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-// SAFETY: functions of libSystem, of the types of its headers. Variadic ones are called with what they take.
+// SAFETY: functions of libSystem, with the types of its headers. Variadic ones are called with the arguments
+// they take.
 #[link(name = "System")]
 unsafe extern "C" {
     fn open(path: *const c_char, flags: c_int, ...) -> c_int;
@@ -53,19 +54,19 @@ const MAP_PRIVATE: c_int = 2;
 const MAP_ANON: c_int = 0x1000;
 const VM_INHERIT_ZERO: c_int = 3;
 const CLOCK_UPTIME_RAW: c_int = 8;
-/// The smallest page of any Mac.
+/// The smallest page size of any Mac.
 const PAGE_SIZE: usize = 4096;
 
-/// Where the thread's counter is, from the register that points to the thread-specific words; 0 before there are
+/// Offset of the thread's counter from the register that points to the thread-specific words; 0 before there are
 /// keys. The entry points read it. The layout is that of libpthread: a key is an index (`_PTHREAD_TSD_SLOT`).
 pub static LEFT_OFFSET: AtomicUsize = AtomicUsize::new(0);
 static GUARD_KEY: AtomicUsize = AtomicUsize::new(0);
 static GENERATION_KEY: AtomicUsize = AtomicUsize::new(0);
 
-/// Ends the process at once.
+/// Terminates the process at once.
 pub fn trap() -> ! {
     loop {
-        // SAFETY: an instruction that is not valid: SIGILL or SIGTRAP.
+        // SAFETY: an invalid instruction: SIGILL or SIGTRAP.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             core::arch::asm!("ud2");
@@ -75,7 +76,7 @@ pub fn trap() -> ! {
     }
 }
 
-/// The thread-specific words of the calling thread: zero at first, also before there are keys.
+/// The thread-specific words of the calling thread: initially zero, also before there are keys.
 #[derive(Clone, Copy)]
 pub struct Thread;
 
@@ -86,7 +87,7 @@ impl Thread {
     }
 
     fn get(key: usize) -> u64 {
-        // SAFETY: a key of this library, or 0, which no key is.
+        // SAFETY: a key of this library, or 0, which is never a key.
         if key == 0 { 0 } else { unsafe { pthread_getspecific(key) as u64 } }
     }
 
@@ -97,7 +98,7 @@ impl Thread {
         }
     }
 
-    /// Bytes until the next sample; what the entry points subtract from.
+    /// Bytes until the next sample; the entry points subtract from them.
     pub fn left(self) -> u64 {
         Self::get(LEFT_OFFSET.load(Ordering::Relaxed) / size_of::<usize>())
     }
@@ -107,27 +108,27 @@ impl Thread {
         Self::set(LEFT_OFFSET.load(Ordering::Relaxed) / size_of::<usize>(), left);
     }
 
-    /// The stack pointer of the allocation that the thread is in, or 0.
+    /// The stack pointer of the allocation in progress on the thread, or 0.
     pub fn guard(self) -> u64 {
         Self::get(GUARD_KEY.load(Ordering::Relaxed))
     }
 
-    /// Sets the stack pointer of the allocation that the thread is in.
+    /// Sets the stack pointer of the allocation in progress.
     pub fn set_guard(self, guard: u64) {
         Self::set(GUARD_KEY.load(Ordering::Relaxed), guard);
     }
 
-    /// The generation that the rest was set in; 0 at first.
+    /// The generation of the other words; initially 0.
     pub fn generation(self) -> u32 {
         Self::get(GENERATION_KEY.load(Ordering::Relaxed)) as u32
     }
 
-    /// Begins a generation.
+    /// Starts a generation.
     pub fn set_generation(self, generation: u32) {
         Self::set(GENERATION_KEY.load(Ordering::Relaxed), u64::from(generation));
     }
 
-    /// The low half of the thread's number.
+    /// The low half of the thread id.
     pub fn tid(self) -> u32 {
         let mut id = 0;
         // SAFETY: of the calling thread, into a variable.
@@ -135,21 +136,21 @@ impl Thread {
         id as u32
     }
 
-    /// What of the thread's own stack is known to be mapped: not remembered here.
+    /// The mapped part of the thread's own stack: not tracked here.
     pub fn stack(self) -> (u64, u64) {
         (0, 0)
     }
 
-    /// Not remembered here.
+    /// Not tracked here.
     pub fn add_to_stack(self, _: u64, _: u64) {}
 }
 
-/// Signals are held back while it lives: a handler that leaves by `longjmp` or allocates would meet a record
-/// that is half written. Not those that a fault raises: their handlers run as always.
+/// Blocks signals while it lives: a handler that leaves by `longjmp` or allocates would find a half-written
+/// record. Does not block signals of faults: their handlers always run.
 pub struct BlockedSignals(u32);
 
 impl BlockedSignals {
-    /// Holds signals back.
+    /// Blocks signals.
     pub fn new() -> Self {
         // SIGILL, SIGTRAP, SIGABRT, SIGFPE, SIGBUS, SIGSEGV, SIGSYS.
         const OF_FAULTS: u32 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 9 | 1 << 10 | 1 << 11;
@@ -169,7 +170,7 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// The process's number.
+/// The process id.
 pub fn pid() -> u32 {
     // SAFETY: takes nothing.
     unsafe { getpid() as u32 }
@@ -181,11 +182,11 @@ pub fn now_ns() -> u64 {
     unsafe { clock_gettime_nsec_np(CLOCK_UPTIME_RAW) }
 }
 
-/// Copies `length` bytes of stack; where some of them are not mapped, a half, a quarter and so on, at least what lies in
-/// the page of `from`. Gives how many, and whether there may be more.
+/// Copies `length` bytes of stack; if some are not mapped, a half, a quarter and so on, at least those in the page of
+/// `from`. Returns how many, and whether there may be more.
 ///
 /// # Safety
-/// There is room for them, and the byte at `from` can be read.
+/// The buffer has room for them, and the byte at `from` is readable.
 pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool) {
     let mut copied = 0;
     let mut wanted = length as u64;
@@ -204,9 +205,9 @@ pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool)
     (in_page, true)
 }
 
-/// What an environment variable is.
+/// Value of an environment variable.
 pub enum Variable {
-    /// libSystem has no environment yet; dyld loads libraries after it has.
+    /// libSystem has no environment yet; dyld loads libraries after it has one.
     #[allow(dead_code)]
     NotYet,
     /// It is not set.
@@ -215,7 +216,7 @@ pub enum Variable {
     Present(*const u8),
 }
 
-/// Looks for a variable, and makes the keys of the thread-specific words.
+/// Looks up a variable, and creates the keys of the thread-specific words.
 pub fn variable(name: &str) -> Variable {
     let mut text = [0u8; 32];
     let room = text.len() - 1;
@@ -250,12 +251,12 @@ fn open_file(path: *const u8, flags: c_int) -> c_int {
 }
 
 fn map(size: usize, flags: c_int, descriptor: c_int) -> Option<*mut u8> {
-    // SAFETY: at no address of its own.
+    // SAFETY: no fixed address.
     let address = unsafe { mmap(null_mut(), size, PROT_READ_WRITE, flags, descriptor, 0) };
     (address as isize != -1).then_some(address.cast())
 }
 
-/// Maps a file of at least this size for good.
+/// Permanently maps a file of at least this size.
 pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
     let descriptor = open_file(path, O_RDWR);
     if descriptor < 0 {
@@ -269,7 +270,7 @@ pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
     mapped
 }
 
-/// Maps memory that is zero, here and again in each child of fork.
+/// Maps memory that is zero, also in each child of fork.
 pub fn map_wiped(size: usize) -> Option<*mut u8> {
     let size = size.next_multiple_of(16384);
     let mapped = map(size, MAP_PRIVATE | MAP_ANON, -1)?;
@@ -281,7 +282,7 @@ pub fn map_wiped(size: usize) -> Option<*mut u8> {
     Some(mapped)
 }
 
-/// Ends a mapping.
+/// Unmaps a mapping.
 pub fn unmap(address: *mut u8, size: usize) {
     // SAFETY: a mapping of this library.
     unsafe { munmap(address.cast(), size) };
@@ -289,18 +290,18 @@ pub fn unmap(address: *mut u8, size: usize) {
 
 /// Why there is no ring.
 pub enum RingError {
-    /// A file of that name is there.
+    /// A file with this name exists.
     Exists,
     /// Another reason.
     Refused(Refusal),
 }
 
-/// Makes a file of zeros, which are written (else writing to it could raise SIGBUS), and maps it: all of it has space.
+/// Creates a file and maps it. Writes its zeros, so that all of it has space (else a store could raise SIGBUS).
 pub fn make_ring(path: *const u8, size: usize, _: bool) -> Result<(*mut u8, bool), RingError> {
     let mut limit = [u64::MAX; 2];
     // SAFETY: two words.
     unsafe { getrlimit(RLIMIT_FSIZE, &raw mut limit) };
-    // Beyond this limit the kernel would send SIGXFSZ.
+    // Above this limit the kernel would send SIGXFSZ.
     if limit[0] < size as u64 {
         return Err(RingError::Refused(Refusal::Space));
     }
@@ -324,7 +325,7 @@ pub fn make_ring(path: *const u8, size: usize, _: bool) -> Result<(*mut u8, bool
     })
 }
 
-/// Not needed: rings have space when they are made.
+/// Not needed: rings have space when they are created.
 pub fn back(_: *mut u8, _: usize) -> bool {
     false
 }
@@ -333,7 +334,7 @@ fn write_zeros(descriptor: c_int, size: usize) -> bool {
     static ZEROS: [u8; 16384] = [0; 16384];
     let mut at = 0;
     while at < size {
-        // SAFETY: so many bytes are there.
+        // SAFETY: that many bytes are there.
         let written =
             unsafe { pwrite(descriptor, ZEROS.as_ptr().cast(), ZEROS.len().min(size - at), at as i64) };
         // SAFETY: the calling thread's errno.
@@ -345,15 +346,15 @@ fn write_zeros(descriptor: c_int, size: usize) -> bool {
     true
 }
 
-/// There is no such file: stackprof asks the kernel for the images of a task.
+/// macOS has no such file: stackprof asks the kernel for the images of a task.
 pub fn copy_maps(_: *const u8, _: *mut u8, _: usize, _: usize) {}
 
-/// There is no seccomp.
+/// macOS has no seccomp.
 pub fn seccomp_filters(_: *mut u8, _: usize) -> u64 {
     0
 }
 
-/// Threads have names of their own only.
+/// Threads have only their own names.
 pub fn thread_name(_: *mut [u8; 16]) {}
 
 extern "C" fn load() {
@@ -364,12 +365,12 @@ extern "C" fn unload() {
     super::process::end();
 }
 
-// SAFETY: functions without arguments may stand there.
+// SAFETY: the section holds functions without arguments.
 #[used]
 #[unsafe(link_section = "__DATA,__mod_init_func,mod_init_funcs")]
 static LOAD: extern "C" fn() = load;
 
-// SAFETY: functions without arguments may stand there.
+// SAFETY: the section holds functions without arguments.
 #[used]
 #[unsafe(link_section = "__DATA,__mod_term_func,mod_term_funcs")]
 static UNLOAD: extern "C" fn() = unload;

@@ -1,18 +1,18 @@
-//! Conditions on the names of a profile: which stacks are kept.
+//! Conditions on names: which stacks of a profile are kept.
 
-/// Whether a name is meant.
+/// Whether a name matches.
 pub type Condition<'f> = &'f dyn Fn(&str) -> bool;
 
-/// What is kept. They are looked at in this order.
+/// What to keep. Conditions are applied in this order.
 #[derive(Clone, Copy, Default)]
 pub struct Filter<'f> {
     /// Threads by `name` or `name (id)`; stacks of merged threads are not kept.
     pub thread: Option<Condition<'f>>,
-    /// Stacks with such a frame, the process, the thread and `[incomplete]` among them.
+    /// Stacks with a matching frame; the process, the thread and `[incomplete]` count as frames.
     pub include: Option<Condition<'f>>,
-    /// Stacks without such a frame.
+    /// Stacks without a matching frame.
     pub exclude: Option<Condition<'f>>,
-    /// Stacks with such a function, without what is outside of the outermost one. The
-    /// process and the thread stay. Its stacks are whole from there.
+    /// Stacks with a matching function, without the callers of the outermost match. The process and
+    /// the thread stay. The resulting stacks are complete.
     pub root: Option<Condition<'f>>,
 }

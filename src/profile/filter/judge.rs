@@ -1,8 +1,8 @@
-//! What the conditions of a filter say of every frame and every root of a profile.
+//! Evaluates the conditions of a filter for every frame and every root of a profile.
 //!
-//! Input: a [`Saved`] and a [`Filter`]. Output: a verdict for each, once. Conditions cost the
-//! length of a name, and a small file can have a long name in many places: so a text is looked
-//! at once, and names that are put together of others are bounded like a table of names.
+//! Input: a [`Saved`] and a [`Filter`]. Output: a verdict for each, computed once. A condition
+//! costs the length of a name, and a small file can have a long name in many places: each text is
+//! tested once, and composed names are limited like a table of names.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::profile::saved::{Line, Saved};
 use crate::profile::texts::{MAX_TEXT_BYTES, TextId};
 use crate::profile::{INCOMPLETE, shown};
 
-/// What the conditions say of a name.
+/// Results of the conditions for a name.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Matched {
     pub(super) included: bool,
@@ -31,15 +31,15 @@ impl Matched {
     }
 }
 
-/// What they say of a frame.
+/// Results for a frame.
 #[derive(Clone, Copy, Default)]
 pub(super) struct FrameMatch {
     pub(super) matched: Matched,
-    /// The outermost function that is a new root.
+    /// The outermost function that becomes a new root.
     pub(super) begin: Option<u32>,
 }
 
-/// What they say of a root.
+/// Results for a root.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RootMatch {
     pub(super) matched: Matched,
@@ -49,14 +49,14 @@ pub(super) struct RootMatch {
     pub(super) complete: bool,
 }
 
-/// Asks the conditions.
+/// Evaluates the conditions.
 pub(super) struct Judge<'j, 'f> {
     saved: &'j Saved,
     filter: &'j Filter<'f>,
     lines: bool,
     texts: Vec<Option<Matched>>,
     with_lines: HashMap<Line, Matched>,
-    /// How many more bytes of names may be put together.
+    /// Remaining bytes for composed names.
     left: usize,
 }
 
@@ -66,7 +66,7 @@ impl<'j, 'f> Judge<'j, 'f> {
         Judge { saved, filter, lines, texts, with_lines: HashMap::new(), left: MAX_TEXT_BYTES }
     }
 
-    /// By frame.
+    /// Results by frame.
     pub(super) fn frames(&mut self) -> Result<Vec<FrameMatch>, Full> {
         let saved = self.saved;
         let mut verdicts = Vec::with_capacity(saved.frames().len());
@@ -92,7 +92,7 @@ impl<'j, 'f> Judge<'j, 'f> {
         Ok(verdicts)
     }
 
-    /// By root.
+    /// Results by root.
     pub(super) fn roots(&mut self) -> Result<Vec<RootMatch>, Full> {
         let saved = self.saved;
         let incomplete = self.name(INCOMPLETE);
@@ -143,7 +143,7 @@ impl<'j, 'f> Judge<'j, 'f> {
         matched
     }
 
-    /// A name that is no text of the profile.
+    /// Results for a name that is not a text of the profile.
     fn made(&mut self, name: &str) -> Result<Matched, Full> {
         let left = self.left.checked_sub(name.len());
         self.left = left.ok_or(Full { what: "bytes of names", limit: MAX_TEXT_BYTES })?;

@@ -1,4 +1,5 @@
-//! Parts of the time of profiles: with their complement they are the whole, whatever was joined.
+//! Time ranges of profiles: together with their complement they add up to the whole, also with
+//! merged samples.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use crate::profile::{About, StackRoot, TextId};
 const PERIOD_NS: u64 = 1_000_000;
 const END_NS: u64 = 10_000_000_000;
 
-/// Seeded numbers: SplitMix64.
+/// Seeded random numbers: SplitMix64.
 struct Random(u64);
 
 impl Random {
@@ -22,7 +23,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From `low` to `high`, both included.
+    /// From `low` to `high`, inclusive.
     fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
@@ -32,7 +33,7 @@ impl Random {
     }
 }
 
-/// A stack of one function of a thread, with counts; its node.
+/// Adds a stack with one function and returns its node.
 fn stack(builder: &mut SavedBuilder, function: &str, complete: bool, count: u64) -> NodeId {
     let process = builder.text("p").expect("fits");
     let root = StackRoot { process, thread: None, complete, waiting: false };
@@ -41,7 +42,7 @@ fn stack(builder: &mut SavedBuilder, function: &str, complete: bool, count: u64)
     builder.add(root, &[frame], count).expect("fits")
 }
 
-/// A profile of two threads: single samples, long runs, waits, a stack with counts that have no time.
+/// A profile of two threads: single samples, long runs, waits, a stack with untimed counts.
 fn profile(seed: u64) -> Saved {
     let mut random = Random(seed);
     let mut builder = SavedBuilder::new(About {
@@ -63,7 +64,7 @@ fn profile(seed: u64) -> Saved {
         let name = builder.text(&format!("t{id}")).expect("fits");
         let (mut at_ns, mut samples) = (0, Vec::new());
         while at_ns < END_NS - 2_000_000_000 {
-            // What was joined weighs up to a second.
+            // A merged sample weighs up to a second.
             let weight_ns = [PERIOD_NS, 7, random.within(1, 1_000_000_000)][random.below(3)];
             at_ns += weight_ns + random.within(0, 50_000_000);
             let node = Some(nodes[random.below(4)]);
@@ -104,7 +105,7 @@ fn counts(saved: &Saved) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
     (counts, saved.about.lost.clone())
 }
 
-/// Adds up what parts have.
+/// Sums counts and losses of parts.
 fn sum(parts: &[Saved]) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
     let mut sums = (BTreeMap::new(), BTreeMap::new());
     for part in parts {
@@ -116,7 +117,7 @@ fn sum(parts: &[Saved]) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
 }
 
 #[test]
-fn parts_that_make_a_whole_have_the_counts_of_the_whole() {
+fn adjacent_parts_have_the_counts_of_the_whole() {
     for seed in 0..100 {
         let whole = profile(seed);
         let mut random = Random(seed + 1000);
@@ -129,7 +130,7 @@ fn parts_that_make_a_whole_have_the_counts_of_the_whole() {
             .map(|ends| whole.in_time_range(&(ends[0]..ends[1])).expect("fits").expect("it has times"))
             .collect();
         let (mut stacks, mut lost) = counts(&whole);
-        // What has no time is lost to each part.
+        // Untimed counts are lost to each part.
         let untimed = stacks.remove("true untimed").expect("it is there");
         lost.insert(WITHOUT_TIME.to_owned(), untimed);
         assert_eq!(sum(&parts), (stacks, lost), "seed {seed}: {ends:?}");
@@ -149,7 +150,7 @@ fn parts_that_make_a_whole_have_the_counts_of_the_whole() {
 }
 
 #[test]
-fn what_was_joined_is_cut_where_the_range_ends() {
+fn merged_samples_are_split_at_the_range_ends() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
     let node = stack(&mut builder, "a", true, 1000);
     let process = builder.text("p").expect("fits");
@@ -177,7 +178,7 @@ fn what_was_joined_is_cut_where_the_range_ends() {
 }
 
 #[test]
-fn conditions_keep_the_times_of_what_they_keep() {
+fn filters_keep_the_times_of_kept_stacks() {
     let whole = profile(7);
     let meant = |name: &str| name == "a" || name == "untimed";
     let filter = Filter { include: Some(&meant), ..Filter::default() };
@@ -193,7 +194,7 @@ fn conditions_keep_the_times_of_what_they_keep() {
 }
 
 #[test]
-fn a_profile_without_times_has_no_parts() {
+fn a_profile_without_times_has_no_time_ranges() {
     let mut builder = SavedBuilder::new(About::default());
     stack(&mut builder, "a", true, 5);
     let saved = builder.finish();

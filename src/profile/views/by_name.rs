@@ -1,8 +1,8 @@
-//! The stacks of a profile as names: what folded text, flame graphs and comparisons see.
+//! The stacks of a profile as names, for folded text, flame graphs and comparisons.
 //!
-//! Input: a [`Saved`]. Output: a tree of names in which stacks that read the same are one.
-//! Its order is that of the bytes of the folded lines (`LC_ALL=C sort`), so that text is
-//! written from it line by line, with no stack ever being a string of its own.
+//! Input: a [`Saved`]. Output: a tree of names that merges stacks with equal names. Its order is
+//! that of the bytes of the folded lines (`LC_ALL=C sort`), so that folded text is written line by
+//! line without building a string per stack.
 
 use std::cmp::Ordering;
 
@@ -26,16 +26,16 @@ pub struct ByName {
 /// A node of the tree, as [`ByName::for_each_node`] visits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameNode {
-    /// How far below the first frame of a stack, which has depth 0.
+    /// Distance from the first frame of a stack, which has depth 0.
     pub depth: usize,
     /// The name.
     pub name: TextId,
-    /// Counts of the stack that ends here.
+    /// Self count: the stack that ends here.
     pub own: u64,
 }
 
 impl ByName {
-    /// Names the stacks of a profile: process, `thread (id)` where threads are kept apart,
+    /// Names the stacks of a profile: process, `thread (id)` unless threads are merged,
     /// `[incomplete]`, then the frames. With `lines`, `function (file:line)`.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl ByName {
         self.texts.get(name)
     }
 
-    /// All names; some may be in no stack.
+    /// All names; some may be unused.
     #[must_use]
     pub fn texts(&self) -> &Texts {
         &self.texts
@@ -105,14 +105,14 @@ impl ByName {
         self.trie.total()
     }
 
-    /// Number of different stacks with a count.
+    /// Number of distinct stacks with a count.
     #[must_use]
     pub fn distinct_stacks(&self) -> usize {
         self.trie.distinct_stacks()
     }
 
-    /// Visits every node, callers before callees, siblings in the order of their names'
-    /// bytes. Nodes without a count anywhere below are among them.
+    /// Visits every node, callers before callees, siblings sorted by the bytes of their names.
+    /// Includes nodes with a total of zero.
     pub fn for_each_node(&self, mut visit: impl FnMut(NameNode)) {
         self.walk(&mut |event, depth| {
             if !event.line {
@@ -122,8 +122,8 @@ impl ByName {
         });
     }
 
-    /// Visits each stack that has a count, in the order of the bytes of its folded line:
-    /// its names, outermost first, and the count.
+    /// Visits each stack with a count, in the order of the bytes of its folded line: its names,
+    /// outermost first, and the count.
     pub fn for_each_stack(&self, mut visit: impl FnMut(&[TextId], u64)) {
         let mut path: Vec<TextId> = Vec::new();
         self.walk(&mut |event, depth| {
@@ -139,7 +139,7 @@ impl ByName {
         self.trie.key(NodeId(node)).unwrap_or(TextId::EMPTY)
     }
 
-    /// Tells each counted line and each node before those below it, in order.
+    /// Reports each counted line and each node before its descendants, in order.
     fn walk(&self, tell: &mut dyn FnMut(Event, usize)) {
         let children = self.trie.children();
         let mut open = vec![self.events(children.below(0))];
@@ -182,7 +182,7 @@ impl ByName {
     }
 }
 
-/// Something to tell on the way: a node with all that is below it, or the line of a stack.
+/// An event of the walk: a node with its subtree, or the line of a stack.
 #[derive(Clone, Copy)]
 struct Event {
     node: u32,
@@ -190,9 +190,9 @@ struct Event {
 }
 
 /// The order of two siblings by the bytes of their folded lines. All lines below a node begin with
-/// its name and `;`, its own line goes on with a space and its counts; names hold no `;`. So
-/// these beginnings decide the order, and no two are the beginning of one another. `beginnings`
-/// makes both, which is needed only where one name begins with the other.
+/// its name and `;`, and its own line continues with a space and its counts; names contain no `;`.
+/// So these prefixes decide the order, and none is a prefix of another. `beginnings` builds both,
+/// which is needed only if one name is a prefix of the other.
 pub(crate) fn by_folded_line(
     a_name: &str,
     b_name: &str,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_in_the_order_of_their_bytes() {
+    fn lines_are_sorted_by_their_bytes() {
         let mut builder = SavedBuilder::new(About::default());
         let names = ["a", "a 1", "a 10", "a!", "a::b", "a-b", "a<T>", "é", "a 5"];
         for process in names {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_that_read_the_same_are_one() {
+    fn stacks_with_equal_names_are_merged() {
         let mut builder = SavedBuilder::new(About::default());
         let work = root(&mut builder, "work");
         let main = builder.named_frame("main").expect("fits");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_and_incomplete_stand_before_the_code() {
+    fn thread_and_incomplete_precede_the_code() {
         let mut builder = SavedBuilder::new(About::default());
         let process = builder.text("work").expect("fits");
         let io = builder.text("io").expect("fits");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_break_the_form() {
+    fn names_cannot_break_the_format() {
         let mut builder = SavedBuilder::new(About::default());
         let root = root(&mut builder, "p\nq");
         for name in ["a;b", "c\nd\r\te\0f", "", "  ", "\u{2028}x", "[u8: 4]", "\u{202e}x"] {

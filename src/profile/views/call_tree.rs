@@ -1,10 +1,9 @@
-//! A profile as a tree of names, from the root or from the leaves, as much of it as is
-//! heavy enough to be seen.
+//! A profile as a tree of names, from the root or from the leaves, without nodes below a threshold.
 //!
-//! Input: a [`Saved`]. Output: nodes in pre-order, each with the counts of all below it. A
-//! picture of a profile with millions of nodes shows some thousands, so only those are made:
-//! frames of the trie with the same names are gathered level by level, and a group that is
-//! too light is not followed. What is left out stays counted in what it was called by.
+//! Input: a [`Saved`]. Output: nodes in pre-order with their total counts. A picture of a profile
+//! with millions of nodes shows some thousands, so only those are created: frames of the trie with
+//! the same names are grouped level by level, and groups below the threshold are not expanded.
+//! Omitted counts stay in the totals of their callers.
 
 use crate::profile::StackFrame;
 use crate::profile::full::Full;
@@ -14,19 +13,19 @@ use crate::profile::saved::Saved;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 
-/// Which way a tree grows.
+/// The direction of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the process to the functions that work: callers before what they call.
+    /// From the process to the leaf functions: callers before callees.
     FromRoot,
-    /// From the functions that work to their callers.
+    /// From the leaf functions to their callers.
     FromLeaf,
 }
 
 /// A node of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallNode {
-    /// How far from where the tree begins; 0 there.
+    /// Distance from the root of the tree, which has 0.
     pub depth: u32,
     /// The name, a text of the tree.
     pub name: TextId,
@@ -34,7 +33,7 @@ pub struct CallNode {
     pub total: u64,
 }
 
-/// A tree of names in pre-order, siblings in the order of their names' bytes.
+/// A tree of names in pre-order, siblings sorted by the bytes of their names.
 #[derive(Clone, Debug, Default)]
 pub struct CallTree {
     texts: Texts,
@@ -42,7 +41,7 @@ pub struct CallTree {
 }
 
 impl CallTree {
-    /// The nodes with at least `least_share` (0 to 1) of all counts. With `lines`,
+    /// Builds a tree of the nodes with at least `least_share` (0 to 1) of all counts. With `lines`,
     /// `function (file:line)`.
     ///
     /// # Errors
@@ -78,17 +77,16 @@ impl CallTree {
     }
 }
 
-/// A function at a node of the trie, of which there are several where functions are inlined, and the
-/// counts that came there.
+/// A function at a node of the trie, of which there are several with inlining, and its counts.
 #[derive(Clone, Copy)]
 struct InlineFrame {
     node: u32,
-    /// Which of the names of its frame.
+    /// Index among the names of its frame.
     name: u32,
     count: u64,
 }
 
-/// Frames that read the same.
+/// Frames with the same name.
 struct Group {
     depth: u32,
     name: TextId,
@@ -96,16 +94,16 @@ struct Group {
     frames: Vec<InlineFrame>,
 }
 
-/// What the frames of a profile are called.
+/// Names of the frames of a profile.
 struct NameTable<'a> {
     saved: &'a Saved,
     texts: Texts,
     /// Names of all frames, outermost first.
     names: Vec<TextId>,
-    /// By frame of the trie: where its names begin in `names`; one more at the end.
+    /// By frame of the trie: start of its names in `names`; one more at the end.
     starts: Vec<u32>,
-    /// Each frame has one name, and no other has the same: then no two children of a node
-    /// read the same.
+    /// Each frame has one name, and all names differ: then no two children of a node have the same
+    /// name.
     distinct: bool,
 }
 
@@ -175,7 +173,7 @@ impl<'a> NameTable<'a> {
         self.of_node(frame.node).get(frame.name as usize).copied().unwrap_or_default()
     }
 
-    /// Where stacks end.
+    /// The leaves of all stacks.
     fn leaves(&self) -> Vec<InlineFrame> {
         let trie = self.saved.trie();
         let counts = (1..trie.node_count() as u32).map(|node| (node, trie.count(NodeId(node))));
@@ -187,7 +185,7 @@ impl<'a> NameTable<'a> {
         Some(InlineFrame { node, name, count })
     }
 
-    /// What called a frame; its counts are those of the frame.
+    /// The caller of a frame, with the counts of the frame.
     fn caller(&self, frame: &InlineFrame) -> Option<InlineFrame> {
         match frame.name.checked_sub(1) {
             Some(name) => Some(InlineFrame { name, ..*frame }),
@@ -195,7 +193,7 @@ impl<'a> NameTable<'a> {
         }
     }
 
-    /// The tree that begins with some frames; `step` adds the frames after one.
+    /// Builds the tree from the starting frames; `step` adds the next frames after one.
     fn grow(
         &self,
         begin: Vec<InlineFrame>,
@@ -215,7 +213,7 @@ impl<'a> NameTable<'a> {
         nodes
     }
 
-    /// Puts frames with one name together; those of enough weight are added, the first last.
+    /// Groups frames by name and adds those above the threshold, the first one last.
     fn gather(&self, mut frames: Vec<InlineFrame>, depth: u32, least: u64, open: &mut Vec<Group>) {
         let first = open.len();
         frames.sort_by_key(|frame| self.name(frame));
@@ -231,11 +229,11 @@ impl<'a> NameTable<'a> {
     }
 }
 
-/// What the nodes of the trie call, with the counts of all below.
+/// The callees of the trie's nodes, with their total counts.
 struct CallTotals {
     /// By node.
     totals: Vec<u64>,
-    /// (caller, called), sorted.
+    /// (caller, callee), sorted.
     calls: Vec<(u32, u32)>,
 }
 
@@ -245,14 +243,15 @@ impl CallTotals {
         let count = trie.node_count() as u32;
         let mut totals: Vec<u64> = (0..count).map(|node| trie.count(NodeId(node))).collect();
         let mut calls = Vec::new();
-        // Callers have lower numbers.
+        // Callers have lower indexes.
         for node in (1..count).rev() {
             let Some(parent) = trie.parent(NodeId(node)).map(|parent| parent.0) else { continue };
             let total = totals.get(node as usize).copied().unwrap_or(0);
             if let Some(sum) = totals.get_mut(parent as usize) {
                 *sum = sum.saturating_add(total);
             }
-            // A node below the threshold is needed only if others with its name make a group above it.
+            // A node below the threshold matters only if nodes with the same name can form a group
+            // above it.
             if total >= least || (total > 0 && (parent == 0 || !names.distinct)) {
                 calls.push((parent, node));
             }
@@ -299,7 +298,7 @@ mod tests {
     const TEXT: &str = "p;main;a;c 3\np;main;a 1\np;main;a::b 2\np;[incomplete];c 4\n";
 
     #[test]
-    fn from_the_root_callers_come_before_what_they_call() {
+    fn from_the_root_callers_come_before_callees() {
         assert_eq!(
             tree(&saved(TEXT), Direction::FromRoot, 0.0),
             ["0 p 10", "1 [incomplete] 4", "2 c 4", "1 main 6", "2 a 4", "3 c 3", "2 a::b 2"]
@@ -328,9 +327,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_light_is_left_out_and_stays_counted() {
+    fn light_nodes_are_omitted_and_stay_counted() {
         assert_eq!(tree(&saved(TEXT), Direction::FromRoot, 0.45), ["0 p 10", "1 main 6"]);
-        // A light root counts for the process that it shares.
+        // A light root counts for its process.
         assert_eq!(
             tree(&saved("p;[incomplete];c 1\np;main 9\n"), Direction::FromRoot, 0.5),
             ["0 p 10", "1 main 9"]
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_one_function_are_one_node_however_light_each_is() {
+    fn light_addresses_of_one_function_form_one_node() {
         let mut builder = SavedBuilder::new(About::default());
         let process = builder.text("p").expect("fits");
         let root = StackRoot { process, thread: None, complete: true, waiting: false };

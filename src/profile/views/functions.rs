@@ -1,8 +1,8 @@
-//! The functions of a profile with their own counts (self) and those of all stacks through them (total).
+//! The functions of a profile with their self and total counts.
 //!
-//! Input: a [`Saved`]. Output: one row for each function of each module, the most self counts first, as
-//! `perf report` and `pprof -top` show them. A function that is on a stack several times counts once there;
-//! an inlined function is a function. The time is linear in the nodes of the trie.
+//! Input: a [`Saved`]. Output: one row per function and module, the most self counts first, as in `perf
+//! report` and `pprof -top`. A recursive function counts once per stack; an inlined function is a function.
+//! The time is linear in the nodes of the trie.
 
 use std::collections::HashMap;
 
@@ -14,16 +14,16 @@ use crate::profile::saved::Saved;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 
-/// A function of a [`FunctionTable`].
+/// A row of a [`FunctionTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionRow {
-    /// Its name, a text of the table; a process without frames goes by its own name.
+    /// Its name, a text of the table; the name of the process for one without frames.
     pub name: TextId,
-    /// File name of its module, a text of the table; empty where it is not known.
+    /// File name of its module, a text of the table; empty if not known.
     pub module: TextId,
-    /// Counts of the stacks that end in it.
+    /// Self count: stacks that end in it.
     pub self_count: u64,
-    /// Counts of the stacks that it is on.
+    /// Total count: stacks through it.
     pub total_count: u64,
 }
 
@@ -53,7 +53,7 @@ impl FunctionTable {
         Ok(FunctionTable { texts, rows, total: saved.total() })
     }
 
-    /// The functions, the most self counts first.
+    /// The rows, the most self counts first.
     #[must_use]
     pub fn rows(&self) -> &[FunctionRow] {
         &self.rows
@@ -72,14 +72,14 @@ impl FunctionTable {
     }
 }
 
-/// The functions at each frame of the trie.
+/// The functions of each frame of the trie.
 struct Functions {
     texts: Texts,
     rows: Vec<FunctionRow>,
     by_name: HashMap<(TextId, TextId), u32>,
     /// Rows of all frames, outermost first.
     of_frames: Vec<u32>,
-    /// By frame of the trie: where its rows begin in `of_frames`; one more at the end.
+    /// By frame of the trie: start of its rows in `of_frames`; one more at the end.
     starts: Vec<u32>,
 }
 
@@ -135,7 +135,7 @@ impl Functions {
             let at = |frame: usize| starts.get(frame).map_or(0, |start| *start as usize);
             of_frames.get(at(frame)..at(frame + 1)).unwrap_or_default()
         };
-        // The rows of the stack that leads to a node, and how often each is on it.
+        // The rows of the stack that leads to a node, and how often each occurs in it.
         let (mut stack, mut ends): (Vec<u32>, Vec<usize>) = (Vec::new(), Vec::new());
         let mut uses = vec![0u32; rows.len()];
         trie.children().walk(0, &mut |node, depth| {
@@ -145,7 +145,7 @@ impl Functions {
                 uses[row as usize] -= 1;
             }
             let here = trie.frame_of(NodeId(node)).map_or(&[][..], |frame| of_frame(frame.0 as usize));
-            // A root is no function unless the stack ends there.
+            // A root is a function only if the stack ends there.
             let is_root = matches!(trie.key(NodeId(node)), Some(StackFrame::Root(_)));
             let count = trie.count(NodeId(node));
             if let Some(leaf) = here.last() {
@@ -174,7 +174,7 @@ fn subtotals(saved: &Saved) -> Vec<u64> {
     let trie = saved.trie();
     let mut subtotals: Vec<u64> =
         (0..trie.node_count() as u32).map(|node| trie.count(NodeId(node))).collect();
-    // Callers have lower numbers.
+    // Callers have lower indexes.
     for node in (1..subtotals.len()).rev() {
         if let Some(caller) = trie.parent(NodeId(node as u32)) {
             subtotals[caller.0 as usize] = subtotals[caller.0 as usize].saturating_add(subtotals[node]);
@@ -183,7 +183,7 @@ fn subtotals(saved: &Saved) -> Vec<u64> {
     subtotals
 }
 
-/// File name of the module that a frame is in; empty where it is not known.
+/// File name of a frame's module; empty if not known.
 fn module_name(saved: &Saved, frame: u32) -> &str {
     let mapping = saved.frames().get(frame as usize).and_then(|frame| frame.mapping);
     let mapping = mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_counts_once_for_each_stack() {
+    fn a_recursive_function_counts_once_per_stack() {
         let text = "p;main;a;b;a 3\np;main;a 1\np;main;b;b 2\np;main;c 9\n";
         let saved = folded_read::read(text.as_bytes(), "a").expect("reads");
         assert_eq!(rows(&saved), ["c  9 9", "a  4 4", "b  2 5", "main  0 15"]);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_and_inlined_functions_are_kept_apart() {
+    fn modules_and_inlined_functions_have_separate_rows() {
         let mut builder = SavedBuilder::new(About::default());
         let process = builder.text("p").expect("fits");
         let root = StackRoot { process, thread: None, complete: true, waiting: false };

@@ -1,19 +1,19 @@
-//! Bytes in use over time, by the callers of the allocator that the table of leaks names.
+//! Bytes in use over time, by the callers of the allocator in the table of leaks.
 //!
-//! Input: a heap profile of a recording. Output: areas of its [history](InuseHistory): those that had most in use at some
-//! time; all else is the rest.
+//! Input: a heap profile of a recording. Output: areas of its [history](InuseHistory), for the callers with the most
+//! bytes at some time; everything else is the rest.
 
 use std::collections::HashMap;
 
 use crate::profile::saved::{Saved, UNKNOWN};
 use crate::trie::NodeId;
 
-/// Areas of callers of their own: as many as there are colours that can be told apart.
+/// Callers with their own area: as many as there are distinguishable colors.
 const AREAS: usize = 8;
 
 impl Saved {
-    /// Groups what was in use over time by so many callers of the allocator. Functions for which `skip` is true are passed over
-    /// as in [`Saved::leaks`].
+    /// Groups the memory in use over time by this many callers of the allocator. Functions for which `skip` is true are
+    /// skipped as in [`Saved::leaks`].
     pub fn group_inuse(&mut self, callers: usize, skip: &dyn Fn(&str) -> bool) {
         let Some(mut history) = self.values.as_mut().and_then(|values| values.history.take()) else { return };
         let mut names: HashMap<NodeId, String> = HashMap::new();

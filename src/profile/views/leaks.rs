@@ -1,7 +1,7 @@
-//! Who allocated what is in use: by the callers of the allocator.
+//! Memory in use by the callers of the allocator.
 //!
-//! Input: a heap profile of a recording. Output: [`Leak`]s, the largest first. Functions that only hand an allocation on (operator new,
-//! xmalloc, the containers of Rust and C++) are passed over: nobody looks for a leak in them.
+//! Input: a heap profile of a recording. Output: [`Leak`]s, the largest first. Allocation wrappers (operator new,
+//! xmalloc, the containers of Rust and C++) are skipped: nobody looks for a leak in them.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::heap::Estimate;
 use crate::profile::saved::Saved;
 use crate::trie::NodeId;
 
-/// Functions that hand an allocation on, without their arguments.
+/// Allocation wrappers, without their arguments.
 const WRAPPERS: &[&str] = &[
     // Allocators themselves.
     "malloc",
@@ -38,7 +38,7 @@ const WRAPPERS: &[&str] = &[
     "__vasprintf_internal",
     "__asprintf_chk",
     "__vasprintf_chk",
-    // gnulib and programs alike.
+    // gnulib and other programs.
     "xmalloc",
     "xcalloc",
     "xrealloc",
@@ -148,7 +148,7 @@ const WRAPPERS: &[&str] = &[
     "__cxa_allocate_exception",
 ];
 
-/// Beginnings of names of such functions.
+/// Name prefixes of allocation wrappers.
 const WRAPPER_BEGINNINGS: &[&str] = &[
     "alloc::",
     "<alloc::",
@@ -156,11 +156,11 @@ const WRAPPER_BEGINNINGS: &[&str] = &[
     "<hashbrown::raw::",
     "core::",
     "<core::",
-    // The standard libraries: who called them is of interest, and they call nothing in between.
+    // Standard libraries: their callers are of interest, and they call no user code in between.
     "std::",
     "<std::",
     "__gnu_cxx::",
-    // The same where names are not demangled.
+    // Mangled names.
     "_ZNSt",
     "_ZNKSt",
     "_ZSt",
@@ -169,26 +169,27 @@ const WRAPPER_BEGINNINGS: &[&str] = &[
     "_ZN9__gnu_cxx",
 ];
 
-/// In names of methods of Rust's traits that hand on what types of others allocate: `<str as alloc::borrow::ToOwned>::to_owned`.
+/// Part of the names of Rust trait methods that allocate values of other types: `<str as
+/// alloc::borrow::ToOwned>::to_owned`.
 const WRAPPER_TRAITS: &str = " as alloc::";
 
-/// What a compiler appends to the name of a part of a function.
+/// Suffixes that compilers append to the name of a part of a function.
 const SUFFIXES: [&str; 5] = [".part.", ".constprop.", ".isra.", ".cold", ".llvm."];
 
-/// Whether a function only hands an allocation on.
+/// Whether a function is an allocation wrapper.
 #[must_use]
 pub fn is_wrapper(name: &str) -> bool {
     let end = SUFFIXES.iter().filter_map(|suffix| name.find(suffix)).min().unwrap_or(name.len());
     let name = name.get(..end).unwrap_or(name);
     let name = without_return_type(name);
-    // Arguments; `operator()` is none of these.
+    // Arguments, but not those of `operator()`.
     let bare = name.split('(').next().unwrap_or_default();
     WRAPPERS.contains(&bare)
         || WRAPPER_BEGINNINGS.iter().any(|begin| name.starts_with(begin))
         || name.starts_with('<') && name.contains(WRAPPER_TRAITS)
 }
 
-/// The name of a function that was made of a C++ template, before which its demangled form has the return type.
+/// The name of a C++ template function without the return type that its demangled form starts with.
 fn without_return_type(name: &str) -> &str {
     let (mut depth, mut start) = (0usize, 0);
     for (at, c) in name.char_indices() {
@@ -204,20 +205,20 @@ fn without_return_type(name: &str) -> &str {
     &name[start..]
 }
 
-/// What some callers have in use.
+/// Memory in use allocated by a chain of callers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leak {
     /// Bytes.
     pub bytes: Estimate,
     /// Allocations.
     pub blocks: Estimate,
-    /// Who allocated, then who called that.
+    /// The function that allocated, then its callers.
     pub callers: Vec<String>,
 }
 
 impl Saved {
-    /// What is in use by so many callers of the allocator, the most bytes first. Functions for which `skip` is true are passed
-    /// over like [wrappers](is_wrapper).
+    /// Memory in use by this many callers of the allocator, the most bytes first. Functions for which `skip` is true
+    /// are skipped like [wrappers](is_wrapper).
     #[must_use]
     pub fn leaks(&self, callers: usize, skip: &dyn Fn(&str) -> bool) -> Vec<Leak> {
         let Some(values) = self.values() else { return Vec::new() };
@@ -235,7 +236,7 @@ impl Saved {
         leaks
     }
 
-    /// So many callers of the allocator in a stack, who allocated first.
+    /// This many callers of the allocator in a stack, the one that allocated first.
     pub(super) fn callers_of_allocator(
         &self,
         node: NodeId,
@@ -250,7 +251,7 @@ impl Saved {
         }
         names.reverse();
         let passed = names.iter().take_while(|name| is_wrapper(name) || skip(name)).count();
-        // A stack of nothing else is theirs.
+        // A stack of only wrappers is attributed to them.
         let passed = if passed == names.len() { 0 } else { passed };
         names.drain(..).skip(passed).take(callers).collect()
     }
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_that_hand_on_are_known_in_all_spellings() {
+    fn wrappers_are_recognized_in_all_spellings() {
         for name in [
             "operator new(unsigned long)",
             "operator new[](unsigned long, std::nothrow_t const&)",

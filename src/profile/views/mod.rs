@@ -1,4 +1,4 @@
-//! Ways to look at a saved profile: by name in the order of folded lines, as a tree of calls, by function, by thread.
+//! Views of a saved profile: by name in the order of folded lines, as a call tree, by function, by thread.
 
 pub mod by_name;
 pub mod call_tree;

@@ -1,7 +1,7 @@
-//! The stacks of a saved profile thread by thread, as formats want them that keep threads apart.
+//! The stacks of a saved profile by thread, for formats that separate threads.
 //!
-//! Input: a [`Saved`]. Output: its threads, and the stacks of each. Where threads were merged,
-//! a process is one thread.
+//! Input: a [`Saved`]. Output: its threads, and the stacks of each. If threads were merged, a
+//! process is one thread.
 
 use std::collections::HashMap;
 
@@ -15,9 +15,9 @@ use crate::trie::{Children, NodeId};
 pub struct OneThread {
     /// Name of the process.
     pub process: TextId,
-    /// Name and system number; `None` where the threads of the process were merged.
+    /// Name and thread id; `None` if the threads of the process were merged.
     pub thread: Option<(TextId, u64)>,
-    /// Nodes of the trie that are its roots.
+    /// Its roots, nodes of the trie.
     roots: Vec<u32>,
 }
 
@@ -29,7 +29,7 @@ pub struct ByThread<'s> {
 }
 
 impl<'s> ByThread<'s> {
-    /// Finds them, in the order of first use.
+    /// Groups the stacks by thread, in the order of first use.
     #[must_use]
     pub fn of(saved: &'s Saved) -> ByThread<'s> {
         let children = saved.trie().children();
@@ -54,7 +54,7 @@ impl<'s> ByThread<'s> {
         &self.threads
     }
 
-    /// Visits the stacks of a thread that have a count: the root, the frames (indexes into
+    /// Visits the stacks of a thread with a count: the root, the frames (indexes into
     /// [`Saved::frames`], outermost first) and the count.
     pub fn for_each_stack(&self, thread: &OneThread, visit: &mut dyn FnMut(&StackRoot, &[u32], u64)) {
         for &node in &thread.roots {
@@ -81,7 +81,7 @@ fn root_of(saved: &Saved, node: u32) -> Option<&StackRoot> {
     }
 }
 
-/// The frame of a node below a root; one that no profile has where there is none.
+/// The frame of a node below a root; an invalid index if there is none.
 fn frame_of(saved: &Saved, node: u32) -> u32 {
     match saved.trie().key(NodeId(node)) {
         Some(StackFrame::Frame(frame)) => frame,

@@ -29,7 +29,7 @@ use super::shared_memory::{
 const PREFIX: &str = "stackprof-heap-";
 /// A directory without a control file may still be under construction for this long.
 const NEW_FOR: Duration = Duration::from_secs(60);
-/// Free space that makes a place as good as one with more: rings use only their unread bytes.
+/// Enough free space that more makes no difference: rings use only their unread bytes.
 const SPACE_ENOUGH_BYTES: u64 = 16 << 20;
 /// Number of names to try.
 const TRIES: u32 = 100;
@@ -354,7 +354,7 @@ fn is_abandoned(path: &Path) -> bool {
     let mut options = File::options();
     match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path.join(CONTROL_NAME)) {
         Ok(control) => lock(&control),
-        // What processes that ran on have needed.
+        // Files of processes that outlived their recording.
         Err(error) if error.kind() == io::ErrorKind::NotFound && path.join(SHIM_NAME).exists() => {
             processes_with(&path.join(SHIM_NAME)).is_empty()
         }
@@ -373,7 +373,7 @@ fn remove(path: &Path) {
     let _ = fs::remove_dir(path);
 }
 
-/// Removes what stackprof and the shim put into a directory, but for the shim.
+/// Removes the files of stackprof and the shim from a directory, except for the shim.
 fn remove_but_shim(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten() {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_recording_removes_what_a_killed_one_left() {
+    fn the_next_recording_removes_the_directory_of_a_killed_one() {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
         let path = directory.path().to_owned();

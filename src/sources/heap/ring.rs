@@ -130,7 +130,7 @@ pub struct Ring {
     file: File,
     header: Header,
     read: u64,
-    /// As far as the pieces behind `read` are the writers' again.
+    /// Count up to which pieces have been released to the writers.
     given_back: u64,
     chunk: Vec<u8>,
     spare: Vec<AllocationRecord>,
@@ -222,8 +222,8 @@ impl Ring {
         parsed.and(why.map_or(Ok(used as u64), |why| Err(RingError::Malformed(why))))
     }
 
-    /// Zeroes the pieces that were read, because the reader recognizes unwritten records by zero words, and gives them
-    /// back to the writers.
+    /// Zeroes the pieces that were read, because the reader recognizes unwritten records by zero words, and releases
+    /// them to the writers.
     fn give_back(&mut self) -> io::Result<()> {
         let data_size = self.header.data_size;
         let piece = piece_size(data_size);
@@ -236,7 +236,7 @@ impl Ring {
             let position = at & (data_size - 1);
             let length = (end - at).min(data_size - position);
             match self.clear(DATA_OFFSET as u64 + position, length) {
-                // A pinned ring lost its memory to other files; there may be some later.
+                // A pinned ring lost its memory to other files; there may be free space later.
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
                 cleared => cleared?,
             }
@@ -303,7 +303,7 @@ impl Ring {
         word_at(&self.file, offset_of!(RingHeader, early)).unwrap_or(0)
     }
 
-    /// Records that were lost as there was no space for them in the file's directory.
+    /// Records lost because there was no space for them in the file system.
     #[must_use]
     pub fn no_space(&self) -> u64 {
         word_at(&self.file, offset_of!(RingHeader, no_space)).unwrap_or(0)

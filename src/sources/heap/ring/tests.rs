@@ -1,4 +1,4 @@
-//! Rings as the shim writes them and as a hostile program does.
+//! Rings as written by the shim and by a hostile program.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -132,9 +132,9 @@ fn records_are_read_in_order_across_wraparounds() {
     }
 }
 
-/// Of a ring that may have holes and of one that may not.
+/// For a ring that may have holes and for one that may not.
 #[test]
-fn pieces_that_were_read_are_zero_before_writers_have_them() {
+fn read_pieces_are_zeroed_before_writers_reuse_them() {
     for is_pinned in [0, 1] {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = RingWriter::new(directory.path(), 5, 0, "prog");
@@ -144,7 +144,7 @@ fn pieces_that_were_read_are_zero_before_writers_have_them() {
         let (mut given_back, mut records) = (0, Vec::new());
         for number in 0..200 {
             writer.allocate(&allocation(number, (number as usize * 37) % 1500));
-            // A part of what is there at times.
+            // Sometimes only a part of the records.
             ring.take(false, 1 + number % 3 * 1000, &mut records).unwrap();
             let read = word_at(&writer.file, offset_of!(RingHeader, read)).unwrap();
             assert!(read.is_multiple_of(piece) && read >= given_back && writer.write - read < DATA_SIZE);

@@ -1,9 +1,8 @@
-//! A command whose allocations are sampled by the heap shim, which its environment has it load; and the processes
-//! that it starts.
+//! A command with allocations sampled by the heap shim, which its environment loads, and the processes that it starts.
 //!
-//! Nothing of them is stopped: the shim writes records into files (`crate::sources::heap`), which `source.rs` reads some
-//! times a second; images are read from /proc, or from the copies that the shim makes (`process.rs`). Of a process that runs
-//! already, `probed.rs` reports the allocations that probes sample.
+//! No process is stopped: the shim writes records into files (`crate::sources::heap`), which `source.rs` reads several
+//! times a second; images are read from /proc, or from the copies that the shim makes (`process.rs`). For a running
+//! process, `probed.rs` reports the allocations sampled by probes.
 
 mod probed;
 mod process;
@@ -29,7 +28,7 @@ pub(super) use source::HeapSource;
 /// Starts a command with the shim.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`] when it cannot be run, [`ErrorKind::System`] when the shim cannot be put anywhere.
+/// [`ErrorKind::Attach`] if it cannot be run, [`ErrorKind::System`] if there is no place for the shim.
 pub(super) fn start(
     command: &Launch,
     shim: &[u8],

@@ -1,7 +1,7 @@
-//! The allocations of a process that runs, sampled by probes, as events.
+//! The allocations of a running process, sampled by probes, as events.
 //!
-//! Input: a process and its probes; output: allocations and frees in the order of their times. Every call of the allocator
-//! costs the process some microseconds. Their share of its CPU time has a limit: above it the probes are removed.
+//! Input: a process and its probes; output: allocations and frees in order of time. Every call of the allocator costs
+//! the process some microseconds. The slowdown has a limit: above it, the probes are removed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ use crate::sources::pushed::{
 };
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
-/// Between two readings of the ring, nanoseconds.
+/// Interval between reads of the ring, nanoseconds.
 const BATCH_NS: u64 = 20_000_000;
-/// What probes cost is judged over this time, nanoseconds; the first time sooner.
+/// Interval between checks of the probes' cost, nanoseconds; the first check is earlier.
 const JUDGED_NS: u64 = 1_000_000_000;
 const FIRST_JUDGED_NS: u64 = 200_000_000;
-/// Captures that are kept for later ones.
+/// Captures kept for reuse.
 const SPARE_MAX: usize = 64;
 
 /// How a running process is probed.
@@ -35,11 +35,11 @@ const SPARE_MAX: usize = 64;
 pub struct ProbeOptions {
     /// Bytes per sample on average; 1 records each allocation.
     pub every_bytes: u64,
-    /// The process is slowed by this share of its CPU time at most, percent.
+    /// Limit of the slowdown, percent of the process's CPU time.
     pub max_slowdown_percent: f64,
 }
 
-/// Allocations of a process that runs.
+/// Allocations of a running process.
 pub(crate) struct ProbedHeap {
     pid: pid_t,
     process: HeapProcess,
@@ -53,13 +53,13 @@ pub(crate) struct ProbedHeap {
     last_ns: u64,
     ended: bool,
     finished: bool,
-    /// Why the probes were removed before the end.
+    /// Why the probes were removed early.
     ended_early: Option<String>,
     #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     spare: Vec<Box<Capture>>,
 }
 
-/// What probes had cost, and what the process had used, when that was last judged.
+/// Cost of the probes and CPU time of the process at the last check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Judgement {
     at_ns: u64,
@@ -68,7 +68,7 @@ struct Judgement {
 }
 
 impl Judgement {
-    /// By how much the process was slowed since then, percent: its CPU time has what probes cost, too.
+    /// Slowdown since then, percent: the process's CPU time includes the cost of the probes.
     fn slowdown_percent(&self, held_ns: u64, cpu_ns: u64) -> f64 {
         let held_ns = held_ns.saturating_sub(self.held_ns);
         let own_ns = cpu_ns.saturating_sub(self.cpu_ns).saturating_sub(held_ns).max(1);
@@ -80,7 +80,8 @@ impl ProbedHeap {
     /// Sets the probes.
     ///
     /// # Errors
-    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) for what is no process to profile, or cannot be probed.
+    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) if there is no process to profile, or it cannot be
+    /// probed.
     pub(in crate::sources::linux) fn attach(
         pid: u32,
         options: ProbeOptions,
@@ -102,7 +103,7 @@ impl ProbedHeap {
             ..describe::describe(number)
         };
         let mut process = HeapProcess::new(number, process, Arc::new(TargetFiles::of(number)));
-        // What is mapped now is what is known of it once it has ended.
+        // After its end, only the mappings read here are known.
         let _ = process.mappings(&mut Vec::new());
         let began_ns = clock.now_ns();
         let cpu_ns = perf::process_cpu_ns(number).unwrap_or(0);
@@ -126,7 +127,7 @@ impl ProbedHeap {
     /// Removes the probes if they cost too much.
     ///
     /// # Errors
-    /// [`Fault::Fatal`] if that is so from the beginning on: then nothing was recorded that helps.
+    /// [`Fault::Fatal`] if that is so from the beginning: then nothing useful was recorded.
     fn judge(&mut self, now_ns: u64) -> std::result::Result<(), Fault> {
         let is_first = self.judgement.at_ns == self.began_ns;
         let after_ns = if is_first { FIRST_JUDGED_NS } else { JUDGED_NS };
@@ -178,7 +179,8 @@ impl ProbedHeap {
     }
 }
 
-/// The caller of the function at whose entry a capture is: where it goes on when the function returns.
+/// Fills a capture with the caller of a function from one at the function's entry: the state after its
+/// return.
 fn fill(capture: &mut Capture, entry: &Capture) {
     capture.reset();
     let address_bytes = match entry.registers {
@@ -296,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_caller_is_where_the_function_returns_to() {
+    fn the_caller_is_at_the_return_address() {
         let mut entry = Capture::with_capacity(0);
         let mut gpr = [0; 16];
         (gpr[X86_64::RSP], gpr[3]) = (0x7000, 33);
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_probes_cost_is_not_the_programs_own_time() {
+    fn the_cost_of_probes_is_not_the_programs_own_time() {
         let before = Judgement { at_ns: 0, held_ns: 100, cpu_ns: 1000 };
         assert!((before.slowdown_percent(200, 2100) - 10.0).abs() < 1e-9);
         assert!(before.slowdown_percent(100, 1000).abs() < 1e-9, "it did nothing");

@@ -1,4 +1,4 @@
-//! One process whose allocations are recorded: its images, from /proc while it runs the program of its ring, else from
+//! One process with recorded allocations: its images, from /proc while it runs the program of its ring, otherwise from
 //! the copies that the shim made.
 
 use std::fs::File;
@@ -16,12 +16,12 @@ use crate::sources::linux::images::{self, Maps};
 use crate::sources::linux::{sys, threads};
 use crate::sources::{Fault, Observed, Process, ThreadId};
 
-/// The longest copy of a list of mappings that is read: a process can put anything there.
+/// Size limit of a copied list of mappings, bytes: a process can write anything there.
 const MAPS_BYTES_MAX: u64 = 32 << 20;
-/// A process is asked this often whether it still runs the program of its ring, nanoseconds.
+/// Interval between checks whether a process still runs the program of its ring, nanoseconds.
 const PROGRAM_CHECK_NS: u64 = 500_000_000;
 
-/// A process with a ring, or one that is about to have one.
+/// A process with a ring, or one that will have one.
 pub(super) struct HeapProcess {
     pid: pid_t,
     process: Process,
@@ -29,9 +29,9 @@ pub(super) struct HeapProcess {
     files: Arc<TargetFiles>,
     /// The name of its ring, which it maps; `None` until it has one.
     ring: Option<RingFiles>,
-    /// What was mapped when that was last read.
+    /// The mappings when they were last read.
     list: Vec<Mapping>,
-    /// When it was last seen to run the program of its ring.
+    /// When it last ran the program of its ring.
     program_checked_ns: u64,
 }
 
@@ -39,12 +39,12 @@ pub(super) struct HeapProcess {
 pub(super) struct RingFiles {
     /// The name of the ring.
     pub(super) name: String,
-    /// Copies of the mappings, of when the ring was made and of the exit.
+    /// Copies of the mappings, from the creation of the ring and from the exit.
     pub(super) maps: [PathBuf; 2],
 }
 
 impl HeapProcess {
-    /// A process, described when it began its program.
+    /// A process, described at the start of its program.
     pub(super) fn new(pid: pid_t, process: Process, files: Arc<TargetFiles>) -> HeapProcess {
         HeapProcess {
             pid,
@@ -57,7 +57,7 @@ impl HeapProcess {
         }
     }
 
-    /// A process that this one, or another one like it, has started.
+    /// A process started by this one or by a similar one.
     pub(super) fn new_for(&self, pid: pid_t) -> HeapProcess {
         let own = TargetFiles::of(pid);
         let files = if own.has_root() { Arc::new(own) } else { Arc::clone(&self.files) };
@@ -65,7 +65,7 @@ impl HeapProcess {
         HeapProcess::new(pid, process, files)
     }
 
-    /// It has this ring from now on, which was made by a thread of this name: it runs a program of its own.
+    /// Sets the ring of the process, created by a thread with this name: it runs its own program.
     pub(super) fn set_ring(&mut self, thread_name: &str, ring: RingFiles) {
         let is_it = self.maps.read_marked(self.pid, &ring.name, &mut Vec::new()) == Ok(true);
         let name = threads::name(self.pid, self.pid).filter(|_| is_it);
@@ -79,8 +79,8 @@ impl HeapProcess {
         &self.process.name
     }
 
-    /// Whether it has ended, or runs another program than that of its ring. That it runs another is noticed after a
-    /// moment, or at once where `is_last`.
+    /// Whether it has ended, or runs another program than that of its ring. Another program is noticed after a
+    /// delay, or at once if `is_last`.
     pub(super) fn has_ended(&mut self, now_ns: u64, is_last: bool) -> bool {
         let Some(ring) = &self.ring else { return false };
         if sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH)) {
@@ -96,19 +96,20 @@ impl HeapProcess {
                 self.list = list;
                 false
             }
-            // A process that exits has no mappings before it is gone.
+            // An exiting process loses its mappings before it disappears.
             Ok(false) | Err(Fault::Gone) => true,
             Err(_) => false,
         }
     }
 
-    /// Takes it for running the program of its ring while it runs: processes of tests map no ring.
+    /// Assumes that it runs the program of its ring as long as it runs: processes of tests map no
+    /// ring.
     #[cfg(test)]
     pub(super) fn trust_program(&mut self) {
         self.program_checked_ns = u64::MAX - PROGRAM_CHECK_NS;
     }
 
-    /// The mappings by what the shim copied, the latest first.
+    /// The mappings copied by the shim, the latest first.
     fn copied(&mut self, out: &mut Vec<Mapping>) -> bool {
         let Some(ring) = &self.ring else { return false };
         let [begin, end] = &ring.maps;
@@ -122,7 +123,7 @@ impl HeapProcess {
     }
 }
 
-/// Reads what the shim copied. The process can put anything in its place: nothing is waited for.
+/// Reads a copy made by the shim. Must not block: the process can put anything in its place.
 fn read_copy(path: &Path) -> io::Result<Vec<u8>> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
     let file = File::options().read(true).custom_flags(flags).open(path)?;
@@ -170,7 +171,7 @@ impl Observed for HeapProcess {
                 let (patience, path) = (&self.maps.patience, &mapping.path);
                 self.files.open_same(patience, path, mapping.identity, None).unwrap_or(Err(why))
             }
-            // All processes have the same.
+            // The same for all processes.
             MappingKind::Vdso => images::own_vdso().ok_or(why),
             MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
         })

@@ -1,6 +1,6 @@
-//! Why a command has no allocations that could be recorded, and what to do about it.
+//! Why the allocations of a command could not be recorded, and the next step.
 //!
-//! Input: the file of the program, and what processes reported; output: one line for people.
+//! Input: the program's file, and the reports of its processes; output: one line for people.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use crate::sources::pushed::AllocationLosses;
 /// Bytes of a program that are searched for names of allocators.
 const PROGRAM_BYTES_MAX: u64 = 256 << 20;
 
-/// Functions of allocators that programs bring along, between the zeros of a table of names.
+/// Functions of statically linked allocators, delimited by the zeros of a string table.
 const ALLOCATORS: [(&[u8], &str); 4] = [
     (b"\0je_malloc\0", "jemalloc"),
     (b"\0mi_malloc\0", "mimalloc"),
@@ -22,7 +22,7 @@ const ALLOCATORS: [(&[u8], &str); 4] = [
     (b"\0rallocx\0", "jemalloc"),
 ];
 
-/// Why nothing was recorded of a program.
+/// Why no allocations of a program were recorded.
 #[must_use]
 pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_bytes: u64) -> String {
     let shown = program.display();
@@ -103,7 +103,7 @@ impl Loading {
         }
     }
 
-    /// By the first bytes of a program; a script is loaded by its interpreter.
+    /// Decides by the first bytes of a program; a script is loaded by its interpreter.
     fn of_head(head: &[u8]) -> Loading {
         const PT_INTERP: u32 = 3;
         if !head.starts_with(b"\x7fELF") {
@@ -132,7 +132,7 @@ impl Loading {
     }
 }
 
-/// The allocator that a program has within itself, by the names in its file.
+/// The statically linked allocator of a program, recognized by the names in its file.
 fn own_allocator(path: &Path) -> Option<&'static str> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(PROGRAM_BYTES_MAX).read_to_end(&mut bytes).ok()?;
@@ -144,7 +144,7 @@ fn own_allocator(path: &Path) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// The head of a program with these program headers: type, and the text that each is of.
+    /// The header of a program with these program headers: type, and text of each.
     fn head(machine: u16, headers: &[(u32, &str)]) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         bytes[..5].copy_from_slice(b"\x7fELF\x02");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_program_is_loaded_is_in_its_head() {
+    fn the_header_shows_how_a_program_is_loaded() {
         let own = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
         let dynamic = head(own, &[(1, ""), (3, "/lib64/ld-linux-x86-64.so.2\0")]);
         for (bytes, expected) in [
@@ -178,7 +178,7 @@ mod tests {
         ] {
             assert_eq!(Loading::of_head(&bytes), expected);
         }
-        // Cut or overwritten anywhere.
+        // Truncated or overwritten anywhere.
         for end in 0..dynamic.len() {
             let _ = Loading::of_head(&dynamic[..end]);
         }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_reported_decides_what_is_said() {
+    fn the_message_depends_on_the_reported_reason() {
         let losses = |programs| AllocationLosses { programs, ..AllocationLosses::default() };
         let why = |losses: &AllocationLosses| why_no_allocations(OsStr::new("/no/prog"), losses, 1 << 19);
         assert!(why(&losses(0)).starts_with("the heap shim was not loaded: `/no/prog` clears"));

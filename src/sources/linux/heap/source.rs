@@ -1,4 +1,4 @@
-//! Rings of all processes of a command, read in batches, as events in order.
+//! Reads the rings of all processes of a command in batches, and reports ordered events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,26 +24,26 @@ use crate::sources::pushed::{
 };
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
-/// Between two readings of the rings, nanoseconds: a ring of the usual size holds what is allocated in ten times that.
+/// Longest interval between reads, nanoseconds: a ring of the default size holds the allocations of ten times that.
 const BATCH_NS: u64 = 50_000_000;
-/// The shortest, while much is written.
+/// Shortest interval, while much is written.
 const BATCH_MIN_NS: u64 = 1_000_000;
-/// A ring is read again when so much of it is filled, at the rate of the batch before.
+/// A ring is read again when this fraction is filled, at the rate of the previous batch.
 const RING_SHARE: u64 = 8;
-/// At the beginning, while a program loads its libraries and starts others.
+/// Interval at the beginning, while a program loads its libraries and starts others.
 const FIRST_BATCHES_NS: u64 = 10_000_000;
 const BEGINNING_NS: u64 = 500_000_000;
-/// The directory is looked through this often at most.
+/// Minimum interval between scans of the directory.
 const LIST_NS: u64 = 10_000_000;
-/// Bytes of a ring that one batch takes: what it allocates stays in the processor's caches.
+/// Most bytes of a ring per batch: the batch then fits into the processor's caches.
 const BATCH_BYTES_MAX: u64 = 1 << 20;
-/// Images are read at once where that was not done for so long.
+/// Images older than this are read at once.
 const IMAGES_NS: u64 = 10_000_000;
-/// Processes at one time: anybody who can write to the directory can make files.
+/// Most processes at one time: anyone who can write to the directory can create files.
 const PROCESSES_MAX: usize = 1 << 16;
-/// Threads of a program that are told apart: a process can write any number.
+/// Most distinct threads of a program: a process can write any id.
 const THREADS_MAX: usize = 1 << 16;
-/// Captures that are kept for later ones, those with a long stack and all.
+/// Captures with a long stack that are kept for reuse, and captures in all.
 const SPARE_LONG_MAX: usize = 64;
 const SPARE_MAX: usize = 4096;
 const LONG_BYTES: usize = 4096;
@@ -53,23 +53,23 @@ struct Recorded {
     process: HeapProcess,
     ring: Option<Ring>,
     is_forked: bool,
-    /// The time of its last event, engine's clock.
+    /// Time of its last event, engine's clock.
     last_ns: u64,
-    /// What earlier rings of it lost.
+    /// Losses of its earlier rings.
     lost: RingLosses,
-    /// Its later rings, which begin when this one is read.
+    /// Its later rings, which are read after this one.
     next: BTreeMap<u32, PathBuf>,
-    /// Sequence of its ring.
+    /// Sequence number of its ring.
     sequence: Option<u32>,
-    /// It was reported to have ended.
+    /// Its end has been reported.
     has_ended: bool,
-    /// When its images were last to be read.
+    /// When its images were last due.
     images_ns: u64,
-    /// Threads that its program has had.
+    /// Threads of its program.
     threads: BTreeSet<u32>,
 }
 
-/// What a ring could not hold.
+/// Losses of a ring.
 #[derive(Clone, Debug, Default)]
 struct RingLosses {
     allocations: Vec<(u64, u64)>,
@@ -78,7 +78,7 @@ struct RingLosses {
     no_space: u64,
 }
 
-/// Allocations of a command and of what it starts.
+/// Allocations of a command and its descendants.
 pub(crate) struct HeapSource {
     directory: Directory,
     options: HeapOptions,
@@ -89,7 +89,7 @@ pub(crate) struct HeapSource {
     /// The monotonic clock at the engine's 0.
     origin_ns: u64,
     listed_ns: u64,
-    /// When rings were read last, and how long until they are again.
+    /// Time of the last read of the rings, and the interval until the next.
     read_ns: u64,
     batch_ns: u64,
     /// More can be read at once.
@@ -97,11 +97,11 @@ pub(crate) struct HeapSource {
     ended: bool,
     finished: bool,
     exit_status: Option<ExitStatus>,
-    /// What the main process was called at its end.
+    /// Name of the main process at its end.
     end_name: Option<String>,
-    /// What the recording does not have after its end.
+    /// What continues unrecorded after the end of the recording.
     unrecorded: Option<String>,
-    /// Of processes that have ended.
+    /// Of exited processes.
     lost: RingLosses,
     losses: AllocationLosses,
     records: Vec<Record>,
@@ -109,7 +109,7 @@ pub(crate) struct HeapSource {
 }
 
 impl HeapSource {
-    /// Of a command that runs.
+    /// A source for a running command.
     pub(super) fn new(
         directory: Directory,
         options: HeapOptions,
@@ -161,7 +161,7 @@ impl HeapSource {
         std::thread::sleep(Duration::from_nanos(batch_ns.min(until_ns.saturating_sub(now_ns))));
     }
 
-    /// Looks for new rings.
+    /// Scans for new rings.
     fn list(&mut self) {
         for (pid, sequence, path) in self.directory.rings() {
             let Ok(number) = pid_t::try_from(pid) else { continue };
@@ -181,7 +181,7 @@ impl HeapSource {
         }
     }
 
-    /// Reads all rings; whether more is there.
+    /// Reads all rings; returns whether there is more.
     fn read(&mut self, into: &mut Vec<TimedEvent>) -> bool {
         self.forget_ended();
         let now_ns = self.clock.now_ns();
@@ -195,23 +195,23 @@ impl HeapSource {
         let pids: Vec<u32> = self.processes.keys().copied().collect();
         for pid in pids {
             let read = self.read_process(pid, into).unwrap_or_default();
-            // Until so much is filled as is read again.
+            // Time to fill the part of a ring that triggers a read.
             let fills_ns = (passed_ns.saturating_mul(read.ring_bytes / RING_SHARE)).checked_div(read.bytes);
             fastest_ns = fastest_ns.min(fills_ns.unwrap_or(u64::MAX));
             is_more |= read.is_more;
         }
-        // Slower again step by step: what is allocated in bursts comes again.
+        // Slows down step by step, because allocations come in bursts.
         let slower_ns = self.batch_ns.saturating_mul(2).min(BATCH_NS);
         self.batch_ns = fastest_ns.min(slower_ns).max(BATCH_MIN_NS);
         is_more
     }
 
-    /// Whether what is there is all that will come.
+    /// Whether no more records will follow those that exist.
     fn is_draining(&self) -> bool {
         self.ended || self.exit_status.is_some()
     }
 
-    /// What goes on without being recorded, after the command or in its place.
+    /// What continues unrecorded, after the command or in its place.
     fn why_unrecorded(&self) -> Option<String> {
         self.exit_status?;
         let survivors = self.directory.survivors().len();
@@ -221,7 +221,7 @@ impl HeapSource {
                 "the command has ended, and {survivors} {processes} that it started {run} on; keep it in the foreground"
             ));
         }
-        // It reached no end that the shim could note, and has another name: it became another program, without the shim.
+        // It did not reach its end in the shim, and has another name: it executed a program that did not load the shim.
         let name = self.end_name.as_deref().filter(|name| !self.main().process.name().starts_with(name))?;
         let is_noted = |sequence| self.directory.maps(self.main.unsigned_abs(), sequence)[1].exists();
         let is_other = self.directory.programs() == 1 && !self.main().sequence.is_some_and(is_noted);
@@ -230,7 +230,7 @@ impl HeapSource {
         })
     }
 
-    /// Removes the files of processes that had ended when the last batch was read, which their images were read from.
+    /// Removes the files of processes that had ended at the previous batch: their images were read from them.
     fn forget_ended(&mut self) {
         let main = self.main.unsigned_abs();
         let is_over =
@@ -246,7 +246,7 @@ impl HeapSource {
         }
     }
 
-    /// Reads what a process has written, or goes on to its next program.
+    /// Reads the records of a process, or continues with its next program.
     fn read_process(&mut self, pid: u32, into: &mut Vec<TimedEvent>) -> Option<RingRead> {
         let is_main = pid == self.main.unsigned_abs();
         let is_draining = self.is_draining();
@@ -258,7 +258,7 @@ impl HeapSource {
             let name = recorded.process.name().to_owned();
             recorded.end_threads(pid, into);
             let event = match program {
-                // It is known under its name, unless it has become another program since.
+                // It is known under its name, unless it has executed another program since.
                 Program::First if is_main && name == before => None,
                 Program::First if !is_main => Some(SourceEvent::ProcessStarted { name }),
                 Program::First | Program::Other => Some(SourceEvent::Exec { name: Some(name) }),
@@ -274,20 +274,20 @@ impl HeapSource {
                 || (is_main && self.exit_status.is_some())
                 || recorded.process.has_ended(now_ns, is_draining));
         if ended {
-            // What it wrote before it ended.
+            // Records that it wrote before it ended.
             read = ring.take(true, BATCH_BYTES_MAX, &mut self.records);
         }
         self.losses.malformed += u64::from(read.is_err());
         let is_broken = read.is_err();
         let progress = read.unwrap_or_default();
         if self.records.iter().any(|record| matches!(record, Record::Allocation(_))) {
-            // The list is read after the ring: it has all code that is in these stacks.
+            // The list is read after the ring, so that it has all code in these stacks.
             let is_new = now_ns >= recorded.images_ns + IMAGES_NS || ended;
             recorded.images_ns = if is_new { now_ns } else { recorded.images_ns };
             let event = if is_new { SourceEvent::ImagesChanged } else { SourceEvent::ImagesMayHaveChanged };
             into.push(recorded.process_event(pid, event));
         }
-        // Read again: records may be younger than the last look at the clock.
+        // Read again: records may be newer than the last clock value.
         let now_ns = self.clock.now_ns();
         for record in self.records.drain(..) {
             into.push(recorded.event(pid, record, self.origin_ns, now_ns, &mut self.spare));
@@ -307,17 +307,17 @@ impl HeapSource {
     }
 }
 
-/// What one reading of a ring gave.
+/// Result of one read of a ring.
 #[derive(Clone, Copy, Debug, Default)]
 struct RingRead {
     bytes: u64,
-    /// As much as the ring can hold.
+    /// Capacity of the ring.
     ring_bytes: u64,
     /// More can be read at once.
     is_more: bool,
 }
 
-/// Which program of a process a ring is of.
+/// Relation of a ring to its process's programs.
 enum Program {
     First,
     Other,
@@ -350,13 +350,13 @@ impl Recorded {
         }
     }
 
-    /// An event of the process, after all that were reported of it.
+    /// An event of the process, after all its previous events.
     fn process_event(&mut self, pid: u32, event: SourceEvent) -> TimedEvent {
         self.last_ns += 1;
         TimedEvent { at_ns: self.last_ns, process: pid, thread: ThreadId(pid.into()), event }
     }
 
-    /// Opens its next ring, if that is there.
+    /// Opens its next ring, if there is one.
     fn open_next(&mut self, directory: &Directory, malformed: &mut u64) -> Option<Program> {
         let (sequence, path) =
             self.next.first_key_value().map(|(sequence, path)| (*sequence, path.clone()))?;
@@ -365,7 +365,7 @@ impl Recorded {
             Ok(None) => return None,
             Ok(Some(ring)) if (ring.header().pid, ring.header().sequence) == (pid, sequence) => Some(ring),
             Err(RingError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
-                // The process had no space for it, which it has counted, and removed it.
+                // The process had no space for it, counted that, and removed it.
                 self.next.remove(&sequence);
                 return None;
             }
@@ -394,7 +394,7 @@ impl Recorded {
         }
     }
 
-    /// What a record reports. Times are those of the process, but never back, and not in the future.
+    /// Converts a record to an event. Times are the process's, but monotonic and not in the future.
     fn event(
         &mut self,
         pid: u32,
@@ -428,7 +428,7 @@ impl Recorded {
         };
         let tid = if self.threads.len() < THREADS_MAX { tid } else { pid };
         self.threads.insert(tid);
-        // Each later than the one before: the sampler sorts by time.
+        // Each later than the previous one: the sampler sorts by time.
         let at_ns = time_ns.saturating_sub(origin_ns).min(now_ns).max(self.last_ns + 1);
         self.last_ns = at_ns;
         TimedEvent { at_ns, process: pid, thread: ThreadId(tid.into()), event }
@@ -451,8 +451,8 @@ impl RingLosses {
     }
 }
 
-/// The registers and the stack of an allocation, as a sample has them: the program counter is where the allocator
-/// returns to.
+/// Fills a capture with the registers and the stack of an allocation; the program counter is the allocator's
+/// return address.
 fn fill(capture: &mut Capture, record: &mut AllocationRecord, processor: Processor) {
     capture.reset();
     let known = &record.registers;
@@ -476,7 +476,7 @@ fn fill(capture: &mut Capture, record: &mut AllocationRecord, processor: Process
     capture.stack_base = capture.registers.sp();
     let end = Avma(capture.stack_base.0.saturating_add(record.stack.len() as u64));
     capture.stack_limit = record.stack_ends.then_some(end);
-    // The capture's own bytes are those of a later record.
+    // The capture's buffer is reused for a later record.
     std::mem::swap(&mut capture.stack, &mut record.stack);
 }
 
@@ -520,7 +520,7 @@ impl PushedSource for HeapSource {
                 self.wait(until_ns);
             }
             if let Some(signal) = signals::take_passed_on() {
-                // The command decides what it does; the recording ends when it ends.
+                // The command decides how it reacts; the recording ends when it ends.
                 let _ = sys::kill(self.main, signal);
             }
             self.exit_status = sys::child_end(self.main);

@@ -1,4 +1,4 @@
-//! The source against rings that a test writes as the shim would, with processes that are there.
+//! Tests the source with real processes and rings that a test writes like the shim.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::process::{Child, Command};
@@ -11,7 +11,7 @@ use crate::sources::linux::files::TargetFiles;
 
 const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0 };
 
-/// A command that sleeps, and its source.
+/// A sleeping command, and its source.
 struct Recording {
     command: Child,
     source: HeapSource,
@@ -33,7 +33,7 @@ impl Recording {
         RingWriter::new(self.source.directory.path(), pid, sequence, "prog")
     }
 
-    /// Events until one that is wanted has come.
+    /// Events until one matches.
     fn events_until(&mut self, wanted: impl Fn(&SourceEvent) -> bool) -> Vec<TimedEvent> {
         let mut events = Vec::new();
         while !events.iter().any(|event: &TimedEvent| wanted(&event.event)) {
@@ -64,7 +64,7 @@ fn record(number: u64, time_ns: u64) -> AllocationRecord {
     }
 }
 
-/// What an event is, for comparisons.
+/// Text of an event, for comparisons.
 fn named(event: &TimedEvent) -> String {
     match &event.event {
         SourceEvent::Allocation(allocation, _) => format!("allocation of {}", allocation.bytes),
@@ -80,14 +80,14 @@ fn named(event: &TimedEvent) -> String {
 }
 
 #[test]
-fn records_of_the_command_become_events_in_order_with_what_the_caller_had() {
+fn records_become_ordered_events_with_the_callers_state() {
     let mut recording = Recording::new();
     let pid = recording.command.id();
     let mut ring = recording.ring(pid, 0);
-    // Mapped, as the shim has it: the process runs the program of this ring.
+    // Mapped, as the shim does: the process runs the program of this ring.
     let now_ns = perf::monotonic_ns();
     ring.allocate(&record(1, now_ns));
-    // Of another thread, with a clock that is behind, and one far ahead.
+    // From another thread, with a clock that is behind, and one far ahead.
     ring.free(Kind::Free, (now_ns - 1_000_000, 1 << 12, 78));
     ring.free(Kind::Restore, (now_ns, 1 << 12, 78));
     ring.allocate(&record(2, u64::MAX));
@@ -122,7 +122,7 @@ fn records_of_the_command_become_events_in_order_with_what_the_caller_had() {
 }
 
 #[test]
-fn a_process_that_runs_a_second_program_has_a_second_ring() {
+fn a_second_program_of_a_process_has_a_second_ring() {
     let mut recording = Recording::new();
     let pid = recording.command.id();
     let mut first = recording.ring(pid, 0);
@@ -151,7 +151,7 @@ fn a_process_that_runs_a_second_program_has_a_second_ring() {
 }
 
 #[test]
-fn a_child_is_told_of_from_its_ring_to_its_end_and_its_files_are_removed() {
+fn a_child_is_reported_from_its_ring_to_its_end_and_its_files_are_removed() {
     let mut recording = Recording::new();
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = child.id();
@@ -168,14 +168,14 @@ fn a_child_is_told_of_from_its_ring_to_its_end_and_its_files_are_removed() {
         events.iter().map(named).collect::<Vec<_>>(),
         ["free of 3000", "end of 1", "end of 77", "end"]
     );
-    // Its images can be asked for until the next batch.
+    // Its images are available until the next batch.
     assert!(recording.source.observed(pid).is_some() && ring.path.exists());
     recording.source.next_batch(0, &mut Vec::new()).unwrap();
     assert!(recording.source.observed(pid).is_none() && !ring.path.exists());
 }
 
 #[test]
-fn the_images_of_a_process_that_is_gone_are_those_that_the_shim_copied() {
+fn images_of_an_exited_process_are_those_copied_by_the_shim() {
     let recording = Recording::new();
     let pid = recording.command.id();
     let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap();
@@ -184,23 +184,23 @@ fn the_images_of_a_process_that_is_gone_are_those_that_the_shim_copied() {
     let ring = RingFiles { name: format!("{RING_PREFIX}{pid}.0"), maps: [begin.clone(), end.clone()] };
     process.set_ring("prog", ring);
     let mut list = Vec::new();
-    // The process is there, and does not map the ring: it runs another program by now.
+    // The process exists, and does not map the ring: it runs another program by now.
     assert!(process.mappings(&mut list).is_err());
     std::fs::write(&begin, &text).unwrap();
     process.mappings(&mut list).unwrap();
-    // Which libraries are there by now is a matter of chance.
+    // Which libraries are mapped by now depends on timing.
     assert!(list.iter().any(|mapping| mapping.path.starts_with('/')), "{list:?}");
     // The later copy is preferred.
     std::fs::write(&end, "1000-2000 r-xp 00000000 08:01 5 /bin/late\n").unwrap();
     process.mappings(&mut list).unwrap();
     assert_eq!(list.iter().map(|mapping| mapping.path.as_str()).collect::<Vec<_>>(), ["/bin/late"]);
-    // Anything may stand there.
+    // The file may contain anything.
     std::fs::write(&end, [0xff; 4000]).unwrap();
     process.mappings(&mut list).unwrap();
 }
 
 #[test]
-fn a_ring_that_a_program_has_overwritten_is_counted_and_left() {
+fn an_overwritten_ring_is_counted_and_abandoned() {
     let mut recording = Recording::new();
     let pid = recording.command.id();
     let ring = recording.ring(pid, 0);
@@ -216,7 +216,7 @@ fn a_ring_that_a_program_has_overwritten_is_counted_and_left() {
 }
 
 #[test]
-fn the_command_that_ends_ends_the_recording_after_its_last_record() {
+fn the_end_of_the_command_ends_the_recording_after_its_last_record() {
     let mut recording = Recording::new();
     let pid = recording.command.id();
     let mut ring = recording.ring(pid, 0);
