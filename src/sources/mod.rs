@@ -387,7 +387,7 @@ pub trait CallThread {
 /// several.
 ///
 /// Contract: between calls this backend keeps no thread of the target stopped, except those with a pending
-/// stop request and the one of the last [`Event::Leaving`]. Dropping the target resumes every thread and
+/// stop request and the one of the last [`TargetEvent::Leaving`]. Dropping the target resumes every thread and
 /// releases the processes without stopping them.
 pub trait Target: Observed {
     /// Returns the process of a thread. That of the last event of [`Target::next`] is known.

@@ -1,5 +1,5 @@
-//! Readable names without the arguments of templates and generics: `std::vector<int, std::allocator<int>
-//! >::push_back(int const&)` → `std::vector<..>::push_back(..)`.
+//! Readable names without the arguments of templates and generics:
+//! `std::vector<int, std::allocator<int> >::push_back(int const&)` → `std::vector<..>::push_back(..)`.
 //!
 //! Input: a readable name. Output: the same with `..` in each pair of brackets. Pure.
 
