@@ -1,7 +1,8 @@
 //! Bytes in use over time, by the callers of the allocator in the table of leaks.
 //!
-//! Input: a heap profile of a recording. Output: areas of its [history](InuseHistory), for the callers with the most
-//! bytes at some time; everything else is the rest.
+//! Input: a heap profile of a recording. Output: areas of its
+//! [history](crate::profile::inuse_history::InuseHistory), for the callers with the most bytes at some time;
+//! everything else is the rest.
 
 use std::collections::HashMap;
 
