@@ -461,7 +461,7 @@ mod tests {
         drop(directory);
         sweep(place.path());
         let left: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert_eq!(left, [shim.clone()]);
+        assert_eq!(left, std::slice::from_ref(&shim));
         // SAFETY: kill(2) and waitpid(2) of the child, which nothing else waits for.
         unsafe {
             libc::kill(child, libc::SIGKILL);
