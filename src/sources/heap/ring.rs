@@ -7,7 +7,6 @@
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
@@ -312,6 +311,7 @@ impl Ring {
 
 #[cfg(target_os = "linux")]
 fn punch_hole(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
     let (Ok(offset), Ok(length)) = (i64::try_from(offset), i64::try_from(length)) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
