@@ -56,7 +56,7 @@ speedscope\t''
 firefox\t''
 otlp\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
-complete -c stackprof -n "__fish_stackprof_needs_command" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
+complete -c stackprof -n "__fish_stackprof_needs_command" -l timeout -d 'Exit after this many seconds without a request, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
@@ -129,7 +129,7 @@ speedscope\t''
 firefox\t''
 otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeout -d 'Exit after this many seconds without a request, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
@@ -163,12 +163,12 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children 
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l every -d 'Bytes per sample on average, such as 64K; 1 takes every allocation [default: 512K]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l type -d 'What pictures and folded stacks show: inuse_space, inuse_objects, alloc_space, alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof has all [default: inuse_space]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l type -d 'Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space, alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof and OTLP have all [default: inuse_space]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers in the table of leaks, from the allocator on, 1 to 64 [default: 1]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Functions that the table of leaks passes over, as it does operator new and xmalloc; may be given more than once' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l older-than -d 'Count as in use what was allocated this many seconds before the end, or earlier: what is leaked lives long' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Skip these functions in the table of leaks, like operator new and xmalloc; may be given more than once' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l older-than -d 'Count only blocks of at least this age at the end as in use: short-lived blocks are not leaks' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-slowdown -d 'With --pid: end the recording if it slows the process by more than this share of its CPU time [default: 10]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l alloc -d 'With --gdb: a function that allocates as many bytes as its first argument says; may be given more than once [default: malloc and others that are known]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l alloc -d 'With --gdb: a function that allocates the number of bytes in its first argument; may be given more than once [default: malloc and other known names]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l free -d 'With --gdb: a function that frees the block of its first argument' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r -f -f -a "(__fish_stackprof_processes)"
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r -f
@@ -190,14 +190,14 @@ speedscope\t''
 firefox\t''
 otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l timeout -d 'Exit after this many seconds without a request, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'What is in use: when most was [default: at the end]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use at the peak [default: at the end]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l threads -d 'One subtree per thread instead of one for all'
@@ -236,7 +236,7 @@ speedscope\t''
 firefox\t''
 otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeout -d 'Exit after this many seconds without a request, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
@@ -280,7 +280,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l lines -d 'F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
@@ -300,7 +300,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l source-di
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l type -d 'Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space, alloc_objects or another one of the file [default: the one that it shows]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l type -d 'Value of a heap profile to read: inuse_space, inuse_objects, alloc_space, alloc_objects or another one in the file [default: the one it shows]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns), where the profile knows that'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l lines -d 'Frames with their source line: function (file:line), where the profile has them'
@@ -312,7 +312,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s q -l quie
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l timeout -d 'Exit after this many seconds without a request, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l strict -d 'Refuse a file with lines or samples that are not understood. Without this they are left out and counted, up to half of them'
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s q -l quiet -d 'Print errors only: no progress line, summary or report'
@@ -321,13 +321,13 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s V -l versio
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s v -l verbose -d 'Also print which images and files cannot be shown, and why'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l base -d 'The part of the time that is the base, of one profile with times, such as 0s..500ms; either end may be left out' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l new -d 'The part of the time that is compared with it' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .html page with both profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension selects the format: .svg differential flame graph, .html page with both profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l top -d 'Functions shown [default: 20]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'Heading of the flame graph' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l type -d 'Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space, alloc_objects or another one of the file [default: the one that it shows]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l type -d 'Value of a heap profile to read: inuse_space, inuse_objects, alloc_space, alloc_objects or another one in the file [default: the one it shows]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l absolute -d 'Compare CPU seconds; samples where no file tells its rate'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l share -d 'Compare shares of the profile'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l idle -d 'Also compare waiting threads, for profiles recorded with --idle'
@@ -343,7 +343,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s V -l versio
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l base -d 'Recordings before the change, or a directory of them' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l new -d 'Recordings after the change, or a directory of them' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l update-baseline -d 'If the gate passes, or without --base, keep the new recordings here as the base of later gates, in place of those kept before; the directory is for these only' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l type -d 'Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space, alloc_objects or another one of the file [default: the one that it shows]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l type -d 'Value of a heap profile to read: inuse_space, inuse_objects, alloc_space, alloc_objects or another one in the file [default: the one it shows]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l max-increase -d 'Growth that passes, of the program\'s CPU time and of a function\'s own [default: 5%]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l min-share -d 'A function\'s growth by less than this part of the program\'s CPU time is no regression; functions too small for it are not tested [default: 0.5%]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l false-alarms -d 'How often a gate of unchanged code may fail [default: 5%]' -r -f

@@ -345,7 +345,7 @@ pub(super) struct ViewerFlags {
     /// Start no browser: print the address
     #[arg(long)]
     pub(super) no_browser: bool,
-    /// End when nothing was asked for this many seconds, counted from the first
+    /// Exit after this many seconds without a request, counted from the first
     /// request; 0 is never [default: 60]
     #[arg(long, value_name = "SECS", allow_hyphen_values = true)]
     pub(super) timeout: Option<OsString>,

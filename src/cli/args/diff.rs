@@ -64,7 +64,7 @@ pub(super) struct DiffFlags {
     #[arg(long, help_heading = MATCHING)]
     no_inline: bool,
     /// Write the comparison here; may be given more than once. The extension
-    /// tells the form: .svg differential flame graph, .html page with both
+    /// selects the format: .svg differential flame graph, .html page with both
     /// profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
@@ -79,8 +79,8 @@ pub(super) struct DiffFlags {
     min_width: Option<OsString>,
     #[command(flatten)]
     look: LookFlags,
-    /// Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space,
-    /// alloc_objects or another one of the file [default: the one that it shows]
+    /// Value of a heap profile to read: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects or another one in the file [default: the one it shows]
     #[arg(long = "type", value_name = "TYPE", help_heading = INPUT)]
     value_type: Option<String>,
     /// Refuse a file with lines or samples that are not understood. Without

@@ -60,8 +60,8 @@ pub(super) struct GateFlags {
     /// is for these only
     #[arg(long, value_name = "DIR", help_heading = RUNS)]
     update_baseline: Option<PathBuf>,
-    /// Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space,
-    /// alloc_objects or another one of the file [default: the one that it shows]
+    /// Value of a heap profile to read: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects or another one in the file [default: the one it shows]
     #[arg(long = "type", value_name = "TYPE", help_heading = RUNS)]
     value_type: Option<String>,
     /// Compare programs of different names

@@ -72,31 +72,31 @@ pub(super) struct HeapFlags {
     /// [default: 512K]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, help_heading = HEAP)]
     every: Option<OsString>,
-    /// What is in use: when most was [default: at the end]
+    /// Report the memory in use at the peak [default: at the end]
     #[arg(long, help_heading = HEAP)]
     peak: bool,
-    /// What pictures and folded stacks show: inuse_space, inuse_objects, alloc_space,
-    /// alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof has
-    /// all [default: inuse_space]
+    /// Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof and OTLP
+    /// have all [default: inuse_space]
     #[arg(long = "type", value_name = "TYPE", help_heading = HEAP)]
     value_type: Option<String>,
     /// Callers in the table of leaks, from the allocator on, 1 to 64 [default: 1]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = HEAP)]
     callers: Option<OsString>,
-    /// Functions that the table of leaks passes over, as it does operator new and
-    /// xmalloc; may be given more than once
+    /// Skip these functions in the table of leaks, like operator new and xmalloc;
+    /// may be given more than once
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = HEAP)]
     skip: Vec<OsString>,
-    /// Count as in use what was allocated this many seconds before the end, or
-    /// earlier: what is leaked lives long
+    /// Count only blocks of at least this age at the end as in use: short-lived
+    /// blocks are not leaks
     #[arg(long, value_name = "SECS", allow_hyphen_values = true, help_heading = HEAP)]
     older_than: Option<OsString>,
     /// With --pid: end the recording if it slows the process by more than this share
     /// of its CPU time [default: 10]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = HEAP)]
     max_slowdown: Option<OsString>,
-    /// With --gdb: a function that allocates as many bytes as its first argument says;
-    /// may be given more than once [default: malloc and others that are known]
+    /// With --gdb: a function that allocates the number of bytes in its first argument;
+    /// may be given more than once [default: malloc and other known names]
     #[arg(long, value_name = "NAME", action = ArgAction::Append, help_heading = HEAP)]
     alloc: Vec<String>,
     /// With --gdb: a function that frees the block of its first argument

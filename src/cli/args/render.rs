@@ -41,8 +41,8 @@ Examples:
     mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct RenderFlags {
-    /// Write the profile here; may be given more than once. The extension tells
-    /// the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
+    /// Write the profile here; may be given more than once. The extension
+    /// selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
     /// .firefox.json .otlp .otlp.gz), - is folded stacks on standard output
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
@@ -95,8 +95,8 @@ pub(super) struct RenderFlags {
     /// Only stacks with a matching function, seen from the outermost one on
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
     root: Vec<OsString>,
-    /// Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space,
-    /// alloc_objects or another one of the file [default: the one that it shows]
+    /// Value of a heap profile to read: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects or another one in the file [default: the one it shows]
     #[arg(long = "type", value_name = "TYPE", help_heading = INPUT)]
     value_type: Option<String>,
     /// Refuse a file with lines or samples that are not understood. Without
