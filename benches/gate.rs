@@ -14,7 +14,7 @@ use std::time::Instant;
 use stackprof::diff::stacks::{Matching, Stacks};
 use stackprof::gate::verdict::State;
 use stackprof::gate::{self, Options, Report, Verdict};
-use stackprof::profile::Saved;
+use stackprof::profile::SavedProfile;
 use stackprof::profile::formats::detect;
 use stackprof::rng::Rng;
 
@@ -62,7 +62,13 @@ struct Rates {
     total: usize,
 }
 
-fn row(text: &str, gates: usize, rng: &mut Rng, base: &[Saved], new: Option<&[Saved]>) -> Rates {
+fn row(
+    text: &str,
+    gates: usize,
+    rng: &mut Rng,
+    base: &[SavedProfile],
+    new: Option<&[SavedProfile]>,
+) -> Rates {
     let mut rates = Rates::default();
     let mut moved = 0;
     let begun = Instant::now();
@@ -84,8 +90,8 @@ fn failed(report: &Report) -> bool {
 }
 
 /// A gate of runs drawn without putting back; both sides from `base` if nothing is new.
-fn one_gate(rng: &mut Rng, base: &[Saved], new: Option<&[Saved]>, runs: usize) -> Report {
-    let mut draw = |from: &[Saved], count: usize| {
+fn one_gate(rng: &mut Rng, base: &[SavedProfile], new: Option<&[SavedProfile]>, runs: usize) -> Report {
+    let mut draw = |from: &[SavedProfile], count: usize| {
         let mut order: Vec<usize> = (0..from.len()).collect();
         for at in 0..count {
             let other = at + rng.below(order.len() - at);
@@ -95,11 +101,11 @@ fn one_gate(rng: &mut Rng, base: &[Saved], new: Option<&[Saved]>, runs: usize) -
         order
     };
     let mut stacks = Stacks::new(Matching { inlines: false, ..Matching::default() });
-    let picked: Vec<&Saved> = match new {
+    let picked: Vec<&SavedProfile> = match new {
         None => draw(base, 2 * runs).into_iter().map(|at| &base[at]).collect(),
         Some(new) => {
             let old = draw(base, runs).into_iter().map(|at| &base[at]);
-            let old: Vec<&Saved> = old.collect();
+            let old: Vec<&SavedProfile> = old.collect();
             old.into_iter().chain(draw(new, runs).into_iter().map(|at| &new[at])).collect()
         }
     };
@@ -109,8 +115,8 @@ fn one_gate(rng: &mut Rng, base: &[Saved], new: Option<&[Saved]>, runs: usize) -
     gate::check(&stacks, runs, false, &Options::default()).unwrap()
 }
 
-fn describe(name: &str, runs: &[Saved]) {
-    let mut totals: Vec<u64> = runs.iter().map(Saved::total).collect();
+fn describe(name: &str, runs: &[SavedProfile]) {
+    let mut totals: Vec<u64> = runs.iter().map(SavedProfile::total).collect();
     totals.sort_unstable();
     let mean = totals.iter().sum::<u64>() as f64 / totals.len() as f64;
     let square = totals.iter().map(|total| (*total as f64 - mean).powi(2)).sum::<f64>();
@@ -124,7 +130,7 @@ fn describe(name: &str, runs: &[Saved]) {
     );
 }
 
-fn recordings(directory: &Path, variant: &str) -> Vec<Saved> {
+fn recordings(directory: &Path, variant: &str) -> Vec<SavedProfile> {
     let mut paths: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();

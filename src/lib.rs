@@ -22,7 +22,7 @@
 //! ```
 //!
 //! The program is a thin wrapper around this library, which tools can use to read profiles. [`profile::formats::detect`]
-//! reads a profile of any supported format into a [`profile::Saved`]; [`profile::views`] show it by function, by
+//! reads a profile of any supported format into a [`profile::SavedProfile`]; [`profile::views`] show it by function, by
 //! thread or as a call tree:
 //!
 //! ```
@@ -37,8 +37,8 @@
 //! # Ok::<(), stackprof::error::Error>(())
 //! ```
 //!
-//! `cli/record.rs` has the order of a recording: [`sources`], [`sampler::record`], a [`recording::Profile`], names by
-//! [`symbol::symbolicate`], [`profile::Saved::from_recording`].
+//! `cli/record.rs` has the order of a recording: [`sources`], [`sampler::record`], a [`recording::Recording`], names by
+//! [`symbol::symbolicate`], [`profile::SavedProfile::from_recording`].
 
 pub mod addr;
 pub mod arch;

@@ -34,7 +34,9 @@ pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, Listing};
 pub use heap_request::Heap;
 pub use output::{Destination, Output};
 pub use process::ProcessArguments;
-pub use record::{DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, Recording};
+pub use record::{
+    DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, RecordOptions,
+};
 use source::several;
 pub use source::{FindProcess, Source, Stub};
 pub use values::{Naming, Verbosity};
@@ -52,7 +54,7 @@ const COMMANDS: [&str; 9] =
 #[allow(clippy::large_enum_variant, reason = "a program has one of them")]
 pub enum Command {
     /// Record a profile.
-    Record(Recording),
+    Record(RecordOptions),
     /// Show what the profiler sees.
     Dump(Dump),
     /// Name addresses of a file.

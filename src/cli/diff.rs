@@ -15,7 +15,7 @@ use crate::diff::stacks::Stacks;
 use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{self, Compared, Graph};
-use crate::profile::Saved;
+use crate::profile::SavedProfile;
 use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::html;
 use crate::sources::Role;
@@ -74,7 +74,7 @@ fn read_both(
     new: &Path,
     strictness: Strictness,
     value_type: Option<&str>,
-) -> Result<[(String, Saved); 2]> {
+) -> Result<[(String, SavedProfile); 2]> {
     let read = |path: &Path| {
         let (name, saved) = saved_files::read(path, strictness, value_type)?;
         let saved = saved_files::compared(&name, saved)?;
@@ -98,7 +98,7 @@ fn read_ranges(
     [base, new]: &[(Range<u64>, String); 2],
     strictness: Strictness,
     value_type: Option<&str>,
-) -> Result<[(String, Saved); 2]> {
+) -> Result<[(String, SavedProfile); 2]> {
     let (name, saved) = saved_files::read(path, strictness, value_type)?;
     let select = |option: &str, (range, text): &(Range<u64>, String)| {
         Ok::<_, Error>((format!("{name} {text}"), time_range::extract(&saved, range, option, &name)?))
@@ -110,7 +110,7 @@ fn read_ranges(
 /// several.
 fn add(
     stacks: &mut Stacks,
-    (name, saved): &(String, Saved),
+    (name, saved): &(String, SavedProfile),
     process: Option<&str>,
 ) -> Result<Option<String>> {
     let processes = saved.processes();
@@ -130,12 +130,12 @@ fn page(
     diff: &Diff,
     stacks: &Stacks,
     comparison: &Comparison,
-    saved: [&Saved; 2],
+    saved: [&SavedProfile; 2],
     process: Option<&str>,
 ) -> Result<html::Page> {
     let name = |name: &str| stacks.matched_name(name);
-    let is_one = |saved: &Saved| saved.processes().len() == 1;
-    let matching = |of: &Saved| html::Matching {
+    let is_one = |saved: &SavedProfile| saved.processes().len() == 1;
+    let matching = |of: &SavedProfile| html::Matching {
         name: &name,
         process: process.filter(|_| is_one(of) && saved.iter().all(|saved| is_one(saved))),
         inlines: diff.matching.inlines,

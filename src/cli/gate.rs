@@ -16,7 +16,7 @@ use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, cannot_read};
 use crate::gate::report::{github, json, junit, markdown, text};
 use crate::gate::{self, Report, Verdict};
-use crate::profile::Saved;
+use crate::profile::SavedProfile;
 use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::pprof;
 use crate::sources::Role;
@@ -245,7 +245,7 @@ fn check_baseline(directory: &Path) -> Result<()> {
 }
 
 /// Stores `runs` as the baseline, replacing the previous recordings.
-fn update(outputs: &OutputFiles, request: &Gate, runs: &[Saved]) -> Result<()> {
+fn update(outputs: &OutputFiles, request: &Gate, runs: &[SavedProfile]) -> Result<()> {
     let Some(directory) = &request.update_baseline else { return Ok(()) };
     outputs.make_directories(directory)?;
     for (number, run) in (1..).zip(runs) {

@@ -12,8 +12,8 @@ use super::text::{bytes, causes, duration, grouped, percent, plural, shortened};
 use crate::error::{Error, ErrorKind};
 use crate::escape::escape_line;
 use crate::heap::{Counters, Estimate, HeapValues, Moment, ValueKind};
-use crate::profile::{Leak, RING_FULL, Saved, UNKNOWN, lost_bytes};
-use crate::recording::Profile;
+use crate::profile::{Leak, RING_FULL, SavedProfile, UNKNOWN, lost_bytes};
+use crate::recording::Recording;
 use crate::sources::pushed::AllocationLosses;
 
 /// Separates a function from its caller.
@@ -26,8 +26,8 @@ const LEAKS_SHOWN: usize = 10;
 const ERROR_MAX_PERCENT: f64 = 25.0;
 
 /// The statistics of a recording.
-pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
-    let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
+pub(super) fn figures(recording: &Recording, values: &HeapValues) -> HeapFigures {
+    let losses = recording.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
     let total = |kind| values.total(kind);
     let error = |estimate: Estimate| (estimate.standard_error() * 1000.0).round() / 1000.0;
     let interval = |estimate: Estimate| {
@@ -59,7 +59,7 @@ pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
         frees_missing,
         frees_lost: losses.frees,
         samples_lost: losses.allocation_count(),
-        samples_lost_bytes: lost_bytes(profile, values).map_or(0, |(_, bytes)| bytes),
+        samples_lost_bytes: lost_bytes(recording, values).map_or(0, |(_, bytes)| bytes),
         samples_early: losses.early,
         samples_untracked: untracked,
         records_malformed: losses.malformed,
@@ -90,12 +90,12 @@ fn moment(heap: &Heap) -> String {
 }
 
 /// Lines of the closing summary about memory: label and text.
-pub(super) fn lines(profile: &Profile, heap: &Heap, values: &HeapValues) -> Vec<(&'static str, String)> {
+pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> Vec<(&'static str, String)> {
     let total = |kind| values.total(kind);
     let moment = moment(heap);
     let (space, objects) = (total(ValueKind::AllocSpace), total(ValueKind::AllocObjects));
     // The interval covers the sampling error only.
-    let unseen = match lost_bytes(profile, values) {
+    let unseen = match lost_bytes(recording, values) {
         Some((_, lost)) => format!(", without about {} that were lost", bytes(lost)),
         None => String::new(),
     };
@@ -119,20 +119,20 @@ pub(super) fn lines(profile: &Profile, heap: &Heap, values: &HeapValues) -> Vec<
                 error(&values.allocated.1, grouped)
             ),
         ),
-        ("peak", format!("{} at {}", bytes(values.peak_bytes), duration(peak_at(profile, values)))),
+        ("peak", format!("{} at {}", bytes(values.peak_bytes), duration(peak_at(recording, values)))),
     ];
     if total(ValueKind::ChurnSpace) > 0 {
         let churn = total(ValueKind::ChurnSpace);
         lines.push(("churn", format!("{} ({}) freed within 1 ms", bytes(churn), percent(churn, space))));
     }
-    let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
-    lines.extend(missing(profile, values, &losses).map(|line| ("missing", line)));
+    let losses = recording.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
+    lines.extend(missing(recording, values, &losses).map(|line| ("missing", line)));
     lines
 }
 
 /// Time of the peak, nanoseconds since the recording began.
-fn peak_at(profile: &Profile, values: &HeapValues) -> u64 {
-    values.peak_at_ns.saturating_sub(profile.stats.begun_ns)
+fn peak_at(recording: &Recording, values: &HeapValues) -> u64 {
+    values.peak_at_ns.saturating_sub(recording.stats.begun_ns)
 }
 
 /// The sampling error with 95 % probability: ` ±8%`, or ` (40.0 KiB–1.1 MiB)` if the interval is asymmetric or wide.
@@ -154,12 +154,12 @@ fn error(estimate: &Estimate, write: fn(u64) -> String) -> String {
 }
 
 /// What the figures lack, and what may be wrong.
-fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) -> Option<String> {
+fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses) -> Option<String> {
     let counters = values.counters;
     let lost = losses.allocation_count();
     let mut parts = Vec::new();
     if lost > 0 {
-        let about = lost_bytes(profile, values).map_or(0, |(_, bytes)| bytes);
+        let about = lost_bytes(recording, values).map_or(0, |(_, bytes)| bytes);
         parts.push(format!("{} of about {}: {RING_FULL}", plural(lost, "sample"), bytes(about)));
     }
     if losses.frees > 0 {
@@ -207,7 +207,7 @@ fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) ->
 
 /// The table of memory in use, by callers of the allocator; empty if none is in use. Names are shortened so that rows
 /// fit into `width` characters.
-pub(super) fn leak_table(saved: &Saved, heap: &Heap, width: usize) -> String {
+pub(super) fn leak_table(saved: &SavedProfile, heap: &Heap, width: usize) -> String {
     let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
     let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };
     let head = match heap.moment {
@@ -281,9 +281,9 @@ fn cells(leak: &Leak) -> (String, String) {
 }
 
 /// Why a recording has no allocations. `program`: the launched command, if any.
-pub(super) fn nothing_recorded(profile: &Profile, program: Option<&OsStr>, heap: &Heap) -> Error {
-    let process = super::text::process(&profile.process.name, profile.process.pid);
-    let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
+pub(super) fn nothing_recorded(recording: &Recording, program: Option<&OsStr>, heap: &Heap) -> Error {
+    let process = super::text::process(&recording.process.name, recording.process.pid);
+    let losses = recording.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
     let why = match program {
         Some(program) => system::why_no_allocations(program, &losses, heap.every_bytes),
         None if heap.every_bytes == 1 => "it allocated nothing meanwhile".to_owned(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::text::percent;
 use crate::binary::MappingKind;
 use crate::images::Image;
-use crate::recording::{Frame, Profile};
+use crate::recording::{Frame, Recording};
 use crate::sources::pushed::{IN_KERNEL, THROTTLED};
 use crate::symbol::runtime::JitRuntimes;
 use crate::symbol::{Names, Why, kernel, sections};
@@ -67,15 +67,15 @@ fn is_worth(count: u64, of: u64) -> bool {
 }
 
 /// The hints, at most a few lines; `how` is the unwind method.
-pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<String> {
+pub(super) fn of(recording: &Recording, names: &Names, how: UnwindMethod) -> Vec<String> {
     let mut hints = Vec::new();
-    let stats = &profile.stats;
-    let seen = StackCounts::of(profile, names);
-    hints.extend(early(profile, names, how, &seen));
-    hints.extend(deep(profile));
+    let stats = &recording.stats;
+    let seen = StackCounts::of(recording, names);
+    hints.extend(early(recording, names, how, &seen));
+    hints.extend(deep(recording));
     hints.extend(nameless(&seen, stats.samples));
-    hints.extend(stripped(profile, &seen));
-    hints.extend(unseen_python(&seen, python_minor(profile), stats.samples));
+    hints.extend(stripped(recording, &seen));
+    hints.extend(unseen_python(&seen, python_minor(recording), stats.samples));
     // Samples pushed by the kernel are late at any rate if a hypervisor takes the CPU away.
     if stats.samples_pushed == 0 && stats.ticks_late * 20 > stats.ticks {
         hints.push(if stats.ticks_late_wakeup.is_some_and(|wakeup| wakeup * 2 > stats.ticks_late) {
@@ -83,17 +83,17 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
              stackprof runs in the background (taskpolicy -b, a background job of launchd)"
                 .to_owned()
         } else {
-            format!("more than 5% of the ticks were missed: use a lower --hz than {}", profile.hz)
+            format!("more than 5% of the ticks were missed: use a lower --hz than {}", recording.hz)
         });
     }
-    if profile.images.spaces_full() {
+    if recording.images.spaces_full() {
         hints
             .push("images were replaced too often to be told apart; some late names may be wrong".to_owned());
     }
     let in_kernel = stats.samples_lost.get(IN_KERNEL).copied().unwrap_or(0);
     if is_worth(in_kernel, stats.samples + in_kernel) {
         hints.push(format!(
-            "{} of the CPU time was used in the kernel and is not in the profile: sudo, or --source ptrace, which \
+            "{} of the CPU time was used in the kernel and is not in the recording: sudo, or --source ptrace, which \
              counts it for the functions that call the kernel",
             percent(in_kernel, stats.samples + in_kernel)
         ));
@@ -104,12 +104,12 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
             "the kernel throttled sampling for {} of the CPU time: raise kernel.perf_event_max_sample_rate, or use a lower \
              --hz than {}",
             percent(throttled, stats.samples + throttled),
-            profile.hz
+            recording.hz
         ));
     }
     hints.extend(hidden_names(&seen, stats.samples));
     let problems = names.unnamed_by_image.iter().filter_map(|unnamed| {
-        let image = profile.images.images().get(unnamed.image as usize)?;
+        let image = recording.images.images().get(unnamed.image as usize)?;
         let problem = match &unnamed.why {
             // Includes files that were rewritten in place after they were loaded.
             Why::NoFile(why) => why.clone(),
@@ -164,10 +164,10 @@ const PYTHON_EVALUATES: &str = "_PyEval_EvalFrameDefault";
 const PYTHON_FUNCTION: &str = "py::";
 
 impl StackCounts {
-    fn of(profile: &Profile, names: &Names) -> StackCounts {
+    fn of(recording: &Recording, names: &Names) -> StackCounts {
         let mut seen = StackCounts::default();
-        let mut makers = JitRuntimes::new(&profile.images);
-        let frames = profile.trie.frames();
+        let mut makers = JitRuntimes::new(&recording.images);
+        let frames = recording.trie.frames();
         let makers: Vec<Option<Arc<str>>> = frames
             .map(|frame| match frame {
                 Frame::Code { space, address } => makers.name(space, address.at()),
@@ -179,7 +179,7 @@ impl StackCounts {
             let frames = (0..makers.len()).map(|index| names.get(FrameId(index as u32)));
             frames.map(|names| names.iter().any(|name| name.starts_with(with))).collect()
         };
-        let frames = profile.trie.frames().enumerate();
+        let frames = recording.trie.frames().enumerate();
         let kernel: Vec<Option<bool>> = frames
             .map(|(index, frame)| {
                 let of_kernel = matches!(frame, Frame::Code { address, .. } if address.at().is_kernel());
@@ -189,7 +189,7 @@ impl StackCounts {
             .collect();
         seen.kernel_named = kernel.contains(&Some(true));
         let (evaluate, of_python) = (begin(PYTHON_EVALUATES), begin(PYTHON_FUNCTION));
-        profile.trie.for_each_stack(|path, count| {
+        recording.trie.for_each_stack(|path, count| {
             let Some((root, code)) = path.split_first() else { return };
             let (Some(outermost), Some(leaf)) = (code.first(), code.last()) else { return };
             if let Some(maker) = maker(*leaf)
@@ -198,7 +198,7 @@ impl StackCounts {
                 *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
             }
             if names.get(*leaf).iter().all(|name| name.starts_with('['))
-                && let Some(image) = file_image(profile, *leaf)
+                && let Some(image) = file_image(recording, *leaf)
             {
                 *seen.unnamed.entry(image).or_default() += count;
             }
@@ -209,14 +209,14 @@ impl StackCounts {
             if has(&evaluate) && !has(&of_python) {
                 seen.python += count;
             }
-            let Some(Frame::Root(root)) = profile.trie.frame(*root) else { return };
+            let Some(Frame::Root(root)) = recording.trie.frame(*root) else { return };
             if root.complete {
                 return;
             }
             seen.outermost.insert(*outermost);
             let cause = match code.iter().find_map(|frame| maker(*frame)) {
                 Some(maker) => Some(Cause::Made(Arc::clone(maker))),
-                None => ends_in(profile, *outermost),
+                None => ends_in(recording, *outermost),
             };
             if let Some(cause) = cause {
                 *seen.incomplete.entry(cause).or_default() += count;
@@ -227,15 +227,15 @@ impl StackCounts {
 }
 
 /// The image of a frame with code from a file.
-fn file_image(profile: &Profile, frame: FrameId) -> Option<u32> {
-    let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
-    let at = profile.images.locate(space, address.at())?;
+fn file_image(recording: &Recording, frame: FrameId) -> Option<u32> {
+    let Some(Frame::Code { space, address }) = recording.trie.frame(frame) else { return None };
+    let at = recording.images.locate(space, address.at())?;
     (at.image.kind == MappingKind::File).then_some(at.index)
 }
 
-fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
-    let Some(Frame::Code { space, address }) = profile.trie.frame(frame) else { return None };
-    let at = profile.images.locate(space, address.at())?;
+fn ends_in(recording: &Recording, frame: FrameId) -> Option<Cause> {
+    let Some(Frame::Code { space, address }) = recording.trie.frame(frame) else { return None };
+    let at = recording.images.locate(space, address.at())?;
     if at.image.kind == MappingKind::Registered {
         return None;
     }
@@ -243,8 +243,8 @@ fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
 }
 
 /// The hint about stacks that end early, if many do.
-fn early(profile: &Profile, names: &Names, how: UnwindMethod, seen: &StackCounts) -> Option<String> {
-    let stats = &profile.stats;
+fn early(recording: &Recording, names: &Names, how: UnwindMethod, seen: &StackCounts) -> Option<String> {
+    let stats = &recording.stats;
     // Other stacks are incomplete because of what the program does, not how it was built.
     let early: u64 = [
         StackEnd::BadFrame,
@@ -275,25 +275,28 @@ fn early(profile: &Profile, names: &Names, how: UnwindMethod, seen: &StackCounts
             )
         }
         Cause::Image(index, described) => {
-            let image = profile.images.images().get(*index as usize)?;
+            let image = recording.images.images().get(*index as usize)?;
             let described = *described;
-            (format!("end in {}", image.shown_name()), in_image(profile, names, how, seen, image, described))
+            (
+                format!("end in {}", image.shown_name()),
+                in_image(recording, names, how, seen, image, described),
+            )
         }
     };
     Some(format!("{part} of the incomplete stacks {place}: {advice}"))
 }
 
 /// The hint about stacks deeper than the copied bytes, if there are many.
-fn deep(profile: &Profile) -> Option<String> {
-    let stats = &profile.stats;
+fn deep(recording: &Recording) -> Option<String> {
+    let stats = &recording.stats;
     let ran_out = stats.stacks_incomplete.get(StackEnd::DeeperThanCopied.reason()).copied().unwrap_or(0);
     if !is_worth(ran_out, stats.samples) {
         return None;
     }
     let part = percent(ran_out, stats.samples);
-    let advice = match profile.process.backend {
+    let advice = match recording.process.backend {
         "ptrace" => "--max-stop 100 lets a stop last until a deep stack is read",
-        "perf_event" if !profile.process.backend_why.contains("on each CPU") => {
+        "perf_event" if !recording.process.backend_why.contains("on each CPU") => {
             "as root, stackprof reads deep stacks in the kernel; --source ptrace reads them at stops"
         }
         "perf_event" => "--source ptrace --max-stop 100 reads deep stacks at stops",
@@ -304,7 +307,7 @@ fn deep(profile: &Profile) -> Option<String> {
 
 /// Advice for stacks that end in an image; `described`: they end in functions with unwind information.
 fn in_image(
-    profile: &Profile,
+    recording: &Recording,
     names: &Names,
     how: UnwindMethod,
     seen: &StackCounts,
@@ -315,7 +318,7 @@ fn in_image(
         seen.outermost.iter().any(|frame| names.get(*frame).iter().any(|name| is(name)))
     };
     let is_musl = |image: &Image| image.name.starts_with("ld-musl-") || image.name.starts_with("libc.musl-");
-    let has_musl = profile.images.images().iter().any(is_musl)
+    let has_musl = recording.images.images().iter().any(is_musl)
         || any_name(&|name| matches!(name, "libc_start_main_stage2" | "static_init_tls"));
     let is_fiber = |name: &str| name.contains("_fcontext") || name.contains("boost::context");
     if image.name.starts_with("libboost_context") || any_name(&is_fiber) {
@@ -355,26 +358,26 @@ fn nameless(seen: &StackCounts, samples: u64) -> Option<String> {
 }
 
 /// The hint about a file without symbols, if much of the time is spent in it.
-fn stripped(profile: &Profile, seen: &StackCounts) -> Option<String> {
+fn stripped(recording: &Recording, seen: &StackCounts) -> Option<String> {
     let (image, count) = seen.unnamed.iter().max_by_key(|(_, count)| **count)?;
-    let image = profile.images.images().get(*image as usize)?;
+    let image = recording.images.images().get(*image as usize)?;
     // A few samples do not justify installing symbols; unreadable files have their own hint.
-    let few = profile.stats.samples < SAMPLES_MIN;
-    if few || !is_worth(*count, profile.stats.samples) || image.problem().is_some() {
+    let few = recording.stats.samples < SAMPLES_MIN;
+    if few || !is_worth(*count, recording.stats.samples) || image.problem().is_some() {
         return None;
     }
     Some(format!(
         "{} of the samples are in functions of {} without names: it is stripped; install its debug symbols (Debian, \
          Ubuntu: PACKAGE-dbgsym), or build it without strip",
-        percent(*count, profile.stats.samples),
+        percent(*count, recording.stats.samples),
         image.shown_name()
     ))
 }
 
 /// The minor version of CPython 3 in the target, from its file name: 11 for `python3.11` and
 /// `libpython3.11.so.1.0`.
-fn python_minor(profile: &Profile) -> Option<u32> {
-    profile.images.images().iter().find_map(|image| minor_of(&image.name))
+fn python_minor(recording: &Recording) -> Option<u32> {
+    recording.images.images().iter().find_map(|image| minor_of(&image.name))
 }
 
 fn minor_of(file: &str) -> Option<u32> {

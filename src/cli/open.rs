@@ -13,7 +13,7 @@ use super::{messages, saved_files, system};
 use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::profile::formats::html;
-use crate::profile::{Full, Saved};
+use crate::profile::{Full, SavedProfile};
 use crate::server::http::{Request, Response};
 use crate::server::symbols::Symbols;
 use crate::server::{FIREFOX_PATH, ProfileServer, SPEEDSCOPE_PATH};
@@ -46,7 +46,7 @@ pub fn run(open: &Open) -> Result<()> {
 /// # Errors
 /// One line: no server can be started, or a page cannot be written.
 pub(super) fn show(
-    saved: Saved,
+    saved: SavedProfile,
     title: &str,
     source: Option<&str>,
     code: Option<&EmbeddedCode>,
@@ -72,7 +72,7 @@ pub(super) fn show(
 
 /// Writes the page and opens it.
 fn page(
-    saved: &Saved,
+    saved: &SavedProfile,
     title: &str,
     source: Option<&str>,
     code: Option<&EmbeddedCode>,
@@ -112,7 +112,7 @@ fn start_browser(what: &OsStr, is_address: bool) {
     }
 }
 
-fn serve(saved: Saved, viewer: &str, opening: &Opening, verbosity: Verbosity) -> Result<()> {
+fn serve(saved: SavedProfile, viewer: &str, opening: &Opening, verbosity: Verbosity) -> Result<()> {
     let failed = |error: std::io::Error| {
         let why = format!("cannot serve the profile: {}; --viewer html needs no server", io_text(&error));
         Error::new(ErrorKind::System, why).caused_by(error)

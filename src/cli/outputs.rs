@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph;
 use crate::flamegraph::Graph;
 use crate::profile::formats::{firefox, folded, html, otlp, pprof, speedscope};
-use crate::profile::{ByName, CallTree, Direction, Full, Saved};
+use crate::profile::{ByName, CallTree, Direction, Full, SavedProfile};
 
 /// Options of formats.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ pub(super) fn check_options(
 /// One line with the output and the obstacle.
 pub(super) fn write(
     files: &OutputFiles,
-    saved: &Saved,
+    saved: &SavedProfile,
     outputs: &[Output],
     shown: &Presentation,
 ) -> Result<()> {

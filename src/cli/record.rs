@@ -11,7 +11,7 @@ mod sampling;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::args::{self, Destination, Heap, Naming, Output, Recording, Source, Verbosity};
+use super::args::{self, Destination, Heap, Naming, Output, RecordOptions, Source, Verbosity};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::format::Format;
@@ -22,8 +22,8 @@ use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::heap::HeapValues;
-use crate::profile::{Circumstances, FunctionTable, Saved};
-use crate::recording::Profile;
+use crate::profile::{Circumstances, FunctionTable, SavedProfile};
+use crate::recording::Recording;
 use crate::sampler;
 use crate::sources::Role;
 use crate::sources::signals::{self, Phase};
@@ -42,7 +42,7 @@ const _: () = assert!(args::DEPTH_MAX <= crate::profile::MAX_DEPTH);
 ///
 /// # Errors
 /// One line: attaching refused, an output that cannot be written, nothing sampled.
-pub fn run(request: &Recording) -> Result<()> {
+pub fn run(request: &RecordOptions) -> Result<()> {
     let launched = matches!(request.source, Source::Launch(_) | Source::Demo);
     let files = OutputFiles::new();
     let destinations = Destinations {
@@ -67,51 +67,53 @@ pub fn run(request: &Recording) -> Result<()> {
     let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
     // Before this thread switches to that user.
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
-    let &Recording { method, kernel, children, children_needed, .. } = request;
+    let &RecordOptions { method, kernel, children, children_needed, .. } = request;
     let allocations = request.heap.as_ref().map(|heap| (heap, request.seed.unwrap_or(0)));
     let mode = sampling::SamplingMode { method, kernel, children, children_needed, allocations };
-    let ((mut profile, target_files), command) =
+    let ((mut recording, target_files), command) =
         sampling::run(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
     let memory = system::own_memory();
     signals::enter(Phase::Output);
-    if profile.stats.samples == 0 {
-        return Err(nothing_recorded(request, &profile, command));
+    if recording.stats.samples == 0 {
+        return Err(nothing_recorded(request, &recording, command));
     }
 
     // Symbolicate.
     let begun = Instant::now();
-    let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
+    let outputs = destinations.outputs(&recording.process.name, recording.process.pid);
     system::restrict_to_naming(&files);
-    let names = name(request, &profile, &*target_files, &outputs);
+    let names = name(request, &recording, &*target_files, &outputs);
     let named = Instant::now();
 
     // Write.
     system::restrict(Role::Writing);
-    let circumstances = circumstances(request, launched, &profile, &outputs);
-    let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut profile)?)));
+    let circumstances = circumstances(request, launched, &recording, &outputs);
+    let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
     let saved = match &heap {
-        Some((heap, values)) => Saved::from_heap(&profile, &names, circumstances, values, heap.shown),
-        None => Saved::from_recording(&profile, &names, circumstances),
+        Some((heap, values)) => {
+            SavedProfile::from_heap(&recording, &names, circumstances, values, heap.shown)
+        }
+        None => SavedProfile::from_recording(&recording, &names, circumstances),
     };
     let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     if let Some((heap, _)) = &heap {
         saved.group_inuse(heap.callers, &|name| heap.skip.matches(name));
     }
     let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
-    let shown = shown(request, &profile, counted.as_deref(), &saved, target_files);
+    let shown = shown(request, &recording, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
         command,
         memory,
         user_behind_root,
         symbolicate_s: (named - begun).as_secs_f64(),
-        heap: heap.as_ref().map(|(_, values)| super::heap::figures(&profile, values)),
-        ..report::figures(&profile, &names, launched, &outputs)
+        heap: heap.as_ref().map(|(_, values)| super::heap::figures(&recording, values)),
+        ..report::figures(&recording, &names, launched, &outputs)
     };
     let result = Finished {
         request,
         files: &files,
         outputs: &outputs,
-        profile: &profile,
+        recording: &recording,
         saved: &saved,
         shown: &shown,
     };
@@ -124,41 +126,41 @@ pub fn run(request: &Recording) -> Result<()> {
 
     // Report.
     for to in waiting_stats {
-        report::stats(&files, to, &profile, &figures)?;
+        report::stats(&files, to, &recording, &figures)?;
     }
     match &heap {
         Some((heap, values)) => {
-            report::heap_summary(request.verbosity, &profile, &names, &figures, (heap, values), table)
+            report::heap_summary(request.verbosity, &recording, &names, &figures, (heap, values), table)
         }
-        None => report::summary(request.verbosity, &profile, &names, &figures, request.unwind),
+        None => report::summary(request.verbosity, &recording, &names, &figures, request.unwind),
     }
     if let (Some(opening), Some(saved)) = (&request.open, saved) {
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = shown;
         open::show(saved, &page_title, source.as_deref(), code.as_ref(), opening, request.verbosity)?;
     }
-    report::cut_short(&profile).map_or(Ok(()), Err)
+    report::cut_short(&recording).map_or(Ok(()), Err)
 }
 
 /// Why there is nothing to write.
-fn nothing_recorded(request: &Recording, profile: &Profile, command: CommandState) -> Error {
+fn nothing_recorded(request: &RecordOptions, recording: &Recording, command: CommandState) -> Error {
     let program = match &request.source {
         Source::Launch(command) => command.first().map(|program| &**program),
         _ => None,
     };
     match &request.heap {
-        Some(heap) => super::heap::nothing_recorded(profile, program, heap),
+        Some(heap) => super::heap::nothing_recorded(recording, program, heap),
         None => {
             let nothing = report::Nothing { idle: request.idle, off_cpu: request.off_cpu, program, command };
-            report::nothing_sampled(profile, &nothing)
+            report::nothing_sampled(recording, &nothing)
         }
     }
 }
 
 /// Memory figures of a heap recording. Only old blocks are in use if that was requested.
-fn heap_values(heap: &Heap, profile: &mut Profile) -> Option<HeapValues> {
-    let end_ns = profile.stats.begun_ns + profile.stats.duration_ns;
-    let recorded = profile.heap.as_mut()?;
+fn heap_values(heap: &Heap, recording: &mut Recording) -> Option<HeapValues> {
+    let end_ns = recording.stats.begun_ns + recording.stats.duration_ns;
+    let recorded = recording.heap.as_mut()?;
     if let Some(age_ns) = heap.older_than_ns {
         recorded.model.forget_since(end_ns.saturating_sub(age_ns));
     }
@@ -166,23 +168,28 @@ fn heap_values(heap: &Heap, profile: &mut Profile) -> Option<HeapValues> {
 }
 
 /// Symbolicates the frames of a recording.
-fn name(request: &Recording, profile: &Profile, files: &dyn Files, outputs: &[Output]) -> symbol::Names {
+fn name(
+    request: &RecordOptions,
+    recording: &Recording,
+    files: &dyn Files,
+    outputs: &[Output],
+) -> symbol::Names {
     let lines = request.naming.lines || request.open.is_some() || outputs.iter().any(keeps_lines);
     let options = naming::options(Naming { lines, ..request.naming }, files);
-    let options = symbol::Options { files_by_process: &profile.files, ..options };
-    let frames = profile.trie.frames().enumerate();
+    let options = symbol::Options { files_by_process: &recording.files, ..options };
+    let frames = recording.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
-    symbol::symbolicate(frames, &profile.images, &options)
+    symbol::symbolicate(frames, &recording.images, &options)
 }
 
 /// A finished recording: its profile and its outputs.
 #[derive(Clone, Copy)]
 struct Finished<'r, 'a> {
-    request: &'r Recording,
+    request: &'r RecordOptions,
     files: &'a OutputFiles,
     outputs: &'a [Output],
-    profile: &'a Profile,
-    saved: &'a Saved,
+    recording: &'a Recording,
+    saved: &'a SavedProfile,
     shown: &'a Presentation,
 }
 
@@ -193,7 +200,7 @@ fn write<'r>(
     named: Instant,
     figures: impl FnOnce() -> RunFigures,
 ) -> Result<(RunFigures, Vec<&'r Destination>)> {
-    let &Finished { request, files, outputs, profile, saved, shown } = finished;
+    let &Finished { request, files, outputs, recording, saved, shown } = finished;
     let may_wait = |output: &Output| destinations::may_wait(&output.to);
     let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
     outputs::write(files, saved, &immediate, shown)?;
@@ -202,7 +209,7 @@ fn write<'r>(
     let (waiting_stats, stats_files): (Vec<_>, Vec<_>) =
         request.stats.iter().partition(|to| destinations::may_wait(to));
     for to in stats_files {
-        report::stats(files, to, profile, &figures)?;
+        report::stats(files, to, recording, &figures)?;
     }
     outputs::write(files, saved, &waiting, shown)?;
     if request.verbosity != Verbosity::Quiet && request.heap.is_none() {
@@ -213,7 +220,7 @@ fn write<'r>(
 }
 
 /// The summary line with the functions that have the most self counts.
-fn hottest(saved: &Saved) -> Result<Option<String>> {
+fn hottest(saved: &SavedProfile) -> Result<Option<String>> {
     let table = FunctionTable::of(saved, false)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     let width = messages::width().saturating_sub(summary::LABEL_CHARS);
@@ -222,16 +229,16 @@ fn hottest(saved: &Saved) -> Result<Option<String>> {
 
 /// Metadata of the recording outside of its profile.
 fn circumstances(
-    request: &Recording,
+    request: &RecordOptions,
     launched: bool,
-    profile: &Profile,
+    recording: &Recording,
     outputs: &[Output],
 ) -> Circumstances {
     let keeps_times = |output: &Output| {
         output.format.keeps_times() || (request.pprof_timestamps && output.format == Format::Pprof)
     };
     Circumstances {
-        time_unix_ns: profile.stats.begun_unix_ns,
+        time_unix_ns: recording.stats.begun_unix_ns,
         launched,
         idle: request.idle || request.off_cpu,
         per_process: request.per_process,
@@ -240,7 +247,7 @@ fn circumstances(
 }
 
 /// Options of the sampler.
-fn sampling_options(request: &Recording, launched: bool) -> sampler::Options {
+fn sampling_options(request: &RecordOptions, launched: bool) -> sampler::Options {
     sampler::Options {
         hz: request.hz,
         duration_ns: request.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
@@ -267,17 +274,17 @@ fn keeps_lines(output: &Output) -> bool {
 
 /// Presentation of the outputs.
 fn shown(
-    request: &Recording,
-    profile: &Profile,
+    request: &RecordOptions,
+    recording: &Recording,
     counted: Option<&str>,
-    saved: &Saved,
+    saved: &SavedProfile,
     files: Arc<dyn Files>,
 ) -> Presentation {
-    let stats = &profile.stats;
+    let stats = &recording.stats;
     let samples = text::plural(stats.samples, "sample");
     let caption = Caption {
-        process: &profile.process.name,
-        pid: Some(profile.process.pid).filter(|pid| *pid > 0),
+        process: &recording.process.name,
+        pid: Some(recording.process.pid).filter(|pid| *pid > 0),
         hz_requested: saved.about.hz,
         ticks: saved.about.hz.and(stats.achieved_hz()).map(|_| stats.ticks),
         duration_ns: Some(stats.duration_ns),
@@ -303,7 +310,7 @@ fn shown(
         graph,
         page_title,
         title: request.title.clone(),
-        source: summary::source(&profile.process),
+        source: summary::source(&recording.process),
         code: Some(EmbeddedCode::new(
             request.source_directories.as_deref(),
             files,

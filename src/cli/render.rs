@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, RemainingCounts};
 use crate::profile::formats::detect::Strictness;
-use crate::profile::{Full, FunctionTable, MergeError, SAMPLES, Saved, SavedBuilder};
+use crate::profile::{Full, FunctionTable, MergeError, SAMPLES, SavedBuilder, SavedProfile};
 use crate::recording::RATE_COUNT_MIN;
 use crate::sources::{LocalFiles, Role};
 
@@ -77,11 +77,11 @@ pub fn run(render: &Render) -> Result<()> {
 }
 
 /// Merges all profiles.
-fn merged(render: &Render) -> Result<Saved> {
+fn merged(render: &Render) -> Result<SavedProfile> {
     let mut paths = render.profiles.iter();
     let read_one =
         |path: &Path| read_one(path, saved_files::strictness(render.strict), render.value_type.as_deref());
-    let Some(first_path) = paths.next() else { return Ok(Saved::default()) };
+    let Some(first_path) = paths.next() else { return Ok(SavedProfile::default()) };
     let first = read_one(first_path)?;
     let mut others = paths.peekable();
     if others.peek().is_none() {
@@ -110,7 +110,7 @@ fn merged(render: &Render) -> Result<Saved> {
     Ok(builder.finish())
 }
 
-fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<Saved> {
+fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<SavedProfile> {
     let (name, saved) = saved_files::read(path, strictness, value_type)?;
     if saved.total() == 0 {
         let why = match saved.about.sampled_every {
@@ -124,7 +124,7 @@ fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Re
 }
 
 /// Applies the time range of `--from` and `--to`.
-fn in_time_range(render: &Render, saved: Saved) -> Result<Saved> {
+fn in_time_range(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {
     let Some(range) = &render.time else { return Ok(saved) };
     if render.profiles.len() > 1 {
         let why = "--from and --to: several profiles have no common time; render each by itself";
@@ -134,7 +134,7 @@ fn in_time_range(render: &Render, saved: Saved) -> Result<Saved> {
     time_range::extract(&saved, range, "--from", &name)
 }
 
-fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
+fn filtered(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {
     let options = [
         ("--thread", &render.thread),
         ("--include", &render.include),
@@ -169,7 +169,7 @@ fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
 }
 
 /// Reports the option that left nothing.
-fn nothing_left(saved: &Saved, options: &[(&str, &Patterns); 4], left: RemainingCounts) -> Error {
+fn nothing_left(saved: &SavedProfile, options: &[(&str, &Patterns); 4], left: RemainingCounts) -> Error {
     let mut before = saved.total();
     let mut what = String::new();
     for ((option, patterns), after) in
@@ -189,7 +189,7 @@ fn nothing_left(saved: &Saved, options: &[(&str, &Patterns); 4], left: Remaining
 }
 
 /// `3 samples`, or another unit that the profile counts.
-fn counted(saved: &Saved, count: u64) -> String {
+fn counted(saved: &SavedProfile, count: u64) -> String {
     match saved.about.unit.strip_suffix('s') {
         Some(unit) => plural(count, unit),
         None => format!("{count} {}", saved.about.unit),
@@ -197,7 +197,7 @@ fn counted(saved: &Saved, count: u64) -> String {
 }
 
 /// The heading of the graph, and the line under it with facts about the recording.
-fn headings(saved: &Saved, title: Option<&str>) -> (String, String) {
+fn headings(saved: &SavedProfile, title: Option<&str>) -> (String, String) {
     let about = &saved.about;
     let sum =
         |counts: &BTreeMap<String, u64>| counts.values().fold(0u64, |sum, count| sum.saturating_add(*count));
@@ -215,7 +215,7 @@ fn headings(saved: &Saved, title: Option<&str>) -> (String, String) {
 }
 
 /// The processes of a profile.
-fn named(saved: &Saved) -> String {
+fn named(saved: &SavedProfile) -> String {
     let names = saved.processes();
     let short = |name: &&str| match name.char_indices().nth(NAME_CHARS_MAX) {
         Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()),

@@ -8,7 +8,7 @@ use super::args::Destination;
 use super::messages;
 use crate::cli::file::{OutputFiles, check_stdout};
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::Saved;
+use crate::profile::SavedProfile;
 use crate::profile::formats::detect::{self, Strictness};
 
 /// Reads the profile and its display name; `-` is standard input. Prints what was not understood even with `--quiet`:
@@ -16,7 +16,11 @@ use crate::profile::formats::detect::{self, Strictness};
 ///
 /// # Errors
 /// One line that names the file and the position.
-pub(super) fn read(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<(String, Saved)> {
+pub(super) fn read(
+    path: &Path,
+    strictness: Strictness,
+    value_type: Option<&str>,
+) -> Result<(String, SavedProfile)> {
     let name = name(path);
     let read = if path == Path::new("-") {
         detect::read_of_type(io::stdin().lock(), &name, 0, strictness, value_type)?
@@ -34,7 +38,7 @@ pub(super) fn read(path: &Path, strictness: Strictness, value_type: Option<&str>
 ///
 /// # Errors
 /// One line that names the file.
-pub(super) fn compared(name: &str, saved: Saved) -> Result<Saved> {
+pub(super) fn compared(name: &str, saved: SavedProfile) -> Result<SavedProfile> {
     if saved.about.sampled_every.is_none() {
         return Ok(saved);
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::text::duration;
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::Saved;
+use crate::profile::SavedProfile;
 
 /// Readable formats that store the times of samples.
 const FORMATS_WITH_TIMES: &str = ".otlp.gz";
@@ -14,7 +14,12 @@ const FORMATS_WITH_TIMES: &str = ".otlp.gz";
 ///
 /// # Errors
 /// One line: a profile without times, a range beyond the recording or without samples.
-pub(super) fn extract(saved: &Saved, range: &Range<u64>, option: &str, name: &str) -> Result<Saved> {
+pub(super) fn extract(
+    saved: &SavedProfile,
+    range: &Range<u64>,
+    option: &str,
+    name: &str,
+) -> Result<SavedProfile> {
     let Some(all_ns) = saved.time_ns() else {
         let why = format!(
             "{name} has no times of samples; record with -o NAME{FORMATS_WITH_TIMES}, which keeps them, and cut that"

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::builds::Builds;
 use super::normalize::normalize;
 use crate::module_offset::ModuleOffset;
-use crate::profile::{About, Full, INCOMPLETE, Saved, StackFrame, StackRoot, TextId, Texts, shown};
+use crate::profile::{About, Full, INCOMPLETE, SavedProfile, StackFrame, StackRoot, TextId, Texts, shown};
 use crate::trie::{Children, FrameWords, Key, NodeId, Trie};
 
 /// Options for matching two profiles.
@@ -132,7 +132,7 @@ impl Stacks {
     ///
     /// # Errors
     /// [`Full`] if there are too many names or nodes.
-    pub fn add(&mut self, source: &str, saved: &Saved, process: Option<&str>) -> Result<(), Full> {
+    pub fn add(&mut self, source: &str, saved: &SavedProfile, process: Option<&str>) -> Result<(), Full> {
         let parted = self.note_builds(saved);
         let names = self.names_of_frames(saved)?;
         // Maps each node of `saved` to its position in the common tree.
@@ -186,7 +186,7 @@ impl Stacks {
 
     /// Records the builds of a profile's functions without names. Returns whether functions that were matched
     /// so far no longer can be.
-    fn note_builds(&mut self, saved: &Saved) -> bool {
+    fn note_builds(&mut self, saved: &SavedProfile) -> bool {
         let mut parted = false;
         for (index, frame) in saved.frames().iter().enumerate() {
             let mapping = frame.mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
@@ -240,7 +240,7 @@ impl Stacks {
     }
 
     /// The texts of each frame of a profile.
-    fn names_of_frames(&mut self, saved: &Saved) -> Result<Vec<FrameNames>, Full> {
+    fn names_of_frames(&mut self, saved: &SavedProfile) -> Result<Vec<FrameNames>, Full> {
         let mut full = Ok(());
         let mut names = Vec::with_capacity(saved.frames().len());
         for frame in 0..saved.frames().len() {
@@ -281,7 +281,12 @@ impl Stacks {
         }
     }
 
-    fn root(&mut self, saved: &Saved, root: &StackRoot, process: Option<&str>) -> Result<Position, Full> {
+    fn root(
+        &mut self,
+        saved: &SavedProfile,
+        root: &StackRoot,
+        process: Option<&str>,
+    ) -> Result<Position, Full> {
         let name = process.unwrap_or_else(|| saved.text(root.process));
         let name = self.texts.intern(&shown(name))?;
         let node = self.trie.descend(NodeId(0), PathElement::Process(name))?;

@@ -1,7 +1,7 @@
 //! Builds a saved profile: tables without duplicates, stacks in the trie.
 //!
 //! Input: texts, mappings, functions, frames, roots and stacks, each after the items it refers to.
-//! Output: [`Saved`]. Everything has a named limit, and [`Full`] says which was reached; items
+//! Output: [`SavedProfile`]. Everything has a named limit, and [`Full`] says which was reached; items
 //! added before that stay. Passing an index that was never returned is a bug of the caller; the
 //! table it belongs to refuses it.
 
@@ -13,7 +13,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use super::StackFrame;
 use super::about::{About, Different};
 use super::full::Full;
-use super::saved::{Frame, Function, Line, Mapping, Saved, StackRoot};
+use super::saved::{Frame, Function, Line, Mapping, SavedProfile, StackRoot};
 use super::texts::TextId;
 use super::timeline::Timeline;
 use crate::trie::{MAX_FRAMES, NodeId};
@@ -27,10 +27,10 @@ pub const MAX_LINES: usize = 1 << 24;
 /// Most roots: threads of all processes.
 pub const MAX_ROOTS: usize = 1 << 20;
 
-/// Builds a [`Saved`].
+/// Builds a [`SavedProfile`].
 #[derive(Default)]
 pub struct SavedBuilder {
-    pub(super) saved: Saved,
+    pub(super) saved: SavedProfile,
     hasher: DefaultHashBuilder,
     frames: HashTable<u32>,
     functions: HashMap<Function, u32>,
@@ -79,7 +79,7 @@ impl SavedBuilder {
     /// An empty profile of a recording.
     #[must_use]
     pub fn new(about: About) -> SavedBuilder {
-        SavedBuilder { saved: Saved { about, ..Saved::default() }, ..SavedBuilder::default() }
+        SavedBuilder { saved: SavedProfile { about, ..SavedProfile::default() }, ..SavedBuilder::default() }
     }
 
     /// Metadata of the recording; may be changed until the end.
@@ -89,13 +89,13 @@ impl SavedBuilder {
 
     /// The profile so far.
     #[must_use]
-    pub fn so_far(&self) -> &Saved {
+    pub fn so_far(&self) -> &SavedProfile {
         &self.saved
     }
 
     /// The finished profile.
     #[must_use]
-    pub fn finish(mut self) -> Saved {
+    pub fn finish(mut self) -> SavedProfile {
         self.saved.about.escape();
         self.saved
     }

@@ -1,7 +1,7 @@
 //! Filters a profile: stacks of some threads, stacks through some functions, stacks from some
 //! function on.
 //!
-//! Input: a [`Saved`] and conditions on names. Output: a [`Saved`] with the remaining stacks, and
+//! Input: a [`SavedProfile`] and conditions on names. Output: a [`SavedProfile`] with the remaining stacks, and
 //! the counts left after each condition. Names are those of folded text; each is tested once,
 //! however many stacks have it (`filter/judge.rs`). Not for: the syntax of the conditions.
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::remap::Remap;
-use super::saved::{Saved, StackRoot};
+use super::saved::{SavedProfile, StackRoot};
 use crate::trie::NodeId;
 pub use condition::{Condition, Filter};
 use judge::Judge;
@@ -36,7 +36,11 @@ pub struct RemainingCounts {
 ///
 /// # Errors
 /// [`Full`] if a table is full.
-pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, RemainingCounts), Full> {
+pub fn apply(
+    saved: &SavedProfile,
+    filter: &Filter<'_>,
+    lines: bool,
+) -> Result<(SavedProfile, RemainingCounts), Full> {
     let mut judge = Judge::new(saved, filter, lines);
     let frames = judge.frames()?;
     let roots = judge.roots()?;
@@ -122,7 +126,7 @@ fn scale(counts: &mut BTreeMap<String, u64>, after: u64, before: u64) {
 
 /// The part that has been kept so far.
 struct Part<'s> {
-    saved: &'s Saved,
+    saved: &'s SavedProfile,
     builder: SavedBuilder,
     remap: Remap<'s>,
     /// By root: the builder's root for its complete stacks.

@@ -1,6 +1,6 @@
 //! Converts a recording to a saved profile: its frames with their names, without its images.
 //!
-//! Input: the profile and its names. Output: [`Saved`], with every name, address and count of the
+//! Input: the profile and its names. Output: [`SavedProfile`], with every name, address and count of the
 //! recording. Not for: looking up names.
 
 use std::borrow::Cow;
@@ -11,11 +11,11 @@ use super::about::About;
 use super::builder::SavedBuilder;
 use super::exec_chains::ExecChains;
 use super::full::Full;
-use super::saved::{Function, Line, Mapping, Saved, StackRoot};
+use super::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
 use super::texts::TextId;
 use super::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
 use crate::recording::timeline;
-use crate::recording::{self, Frame, Profile};
+use crate::recording::{self, Frame, Recording};
 use crate::symbol::Names;
 use crate::trie::{FrameId, NodeId};
 
@@ -36,8 +36,8 @@ pub struct Circumstances {
 
 impl Circumstances {
     /// Process name that the stacks of a program are shown under.
-    fn name<'p>(&self, profile: &'p Profile, program: u32) -> Cow<'p, str> {
-        let Some(program) = profile.programs.get(program as usize) else { return Cow::Borrowed("") };
+    fn name<'p>(&self, recording: &'p Recording, program: u32) -> Cow<'p, str> {
+        let Some(program) = recording.programs.get(program as usize) else { return Cow::Borrowed("") };
         if self.per_process {
             Cow::Owned(format!("{} ({})", program.name, program.pid))
         } else {
@@ -46,25 +46,26 @@ impl Circumstances {
     }
 }
 
-impl Saved {
+impl SavedProfile {
     /// Converts a recording.
     ///
     /// # Errors
     /// [`Full`] if a table is full.
     pub fn from_recording(
-        profile: &Profile,
+        recording: &Recording,
         names: &Names,
         circumstances: Circumstances,
-    ) -> Result<Saved, Full> {
-        let mut conversion = Conversion::new(about(profile, circumstances), profile, names, circumstances);
+    ) -> Result<SavedProfile, Full> {
+        let mut conversion =
+            Conversion::new(about(recording, circumstances), recording, names, circumstances);
         let mut full = Ok(());
-        profile.trie.for_each_stack(|path, count| {
+        recording.trie.for_each_stack(|path, count| {
             if full.is_ok() {
                 full = conversion.add(path, count).map(drop);
             }
         });
         full?;
-        if let Some(timeline) = profile.timeline.as_ref().filter(|_| !circumstances.without_times) {
+        if let Some(timeline) = recording.timeline.as_ref().filter(|_| !circumstances.without_times) {
             let timeline = conversion.timeline(timeline)?;
             conversion.builder.set_timeline(timeline);
         }
@@ -75,7 +76,7 @@ impl Saved {
 /// A conversion in progress.
 pub(super) struct Conversion<'p> {
     builder: SavedBuilder,
-    profile: &'p Profile,
+    recording: &'p Recording,
     names: &'p Names,
     circumstances: Circumstances,
     /// By frame of the recording: its index in the saved form, once converted.
@@ -88,22 +89,22 @@ impl<'p> Conversion<'p> {
     /// An empty conversion.
     pub(super) fn new(
         about: About,
-        profile: &'p Profile,
+        recording: &'p Recording,
         names: &'p Names,
         circumstances: Circumstances,
     ) -> Conversion<'p> {
         Conversion {
             builder: SavedBuilder::new(about),
-            profile,
+            recording,
             names,
             circumstances,
-            frames: vec![None; profile.trie.frame_count()],
+            frames: vec![None; recording.trie.frame_count()],
             stack: Vec::new(),
         }
     }
 
     /// Returns the converted profile.
-    pub(super) fn finish(self) -> Saved {
+    pub(super) fn finish(self) -> SavedProfile {
         self.builder.finish()
     }
 }
@@ -112,15 +113,15 @@ impl Conversion<'_> {
     /// Adds the count of a stack, given root first. Returns its node; `None` if the path is not a
     /// stack.
     pub(super) fn add(&mut self, path: &[FrameId], count: u64) -> Result<Option<NodeId>, Full> {
-        let profile = self.profile;
+        let recording = self.recording;
         let Some((root, code)) = path.split_first() else { return Ok(None) };
-        let Some(Frame::Root(begin)) = profile.trie.frame(*root) else { return Ok(None) };
-        let Some(track) = profile.tracks.get(begin.track as usize) else { return Ok(None) };
+        let Some(Frame::Root(begin)) = recording.trie.frame(*root) else { return Ok(None) };
+        let Some(track) = recording.tracks.get(begin.track as usize) else { return Ok(None) };
         let thread = match &track.thread {
             Some(thread) => Some((self.builder.text(&thread.name)?, thread.id)),
             None => None,
         };
-        let process = self.builder.text(&self.circumstances.name(profile, track.program))?;
+        let process = self.builder.text(&self.circumstances.name(recording, track.program))?;
         let (complete, waiting) = (begin.complete, begin.waiting);
         let root = self.builder.root(StackRoot { process, thread, complete, waiting })?;
         self.stack.clear();
@@ -131,7 +132,7 @@ impl Conversion<'_> {
             let known = self.frames.get(id.0 as usize).copied().flatten();
             let frame = match known {
                 Some(frame) => frame,
-                None => frame_of(&mut self.builder, profile, self.names, *id)?,
+                None => frame_of(&mut self.builder, recording, self.names, *id)?,
             };
             if let Some(slot) = self.frames.get_mut(id.0 as usize) {
                 *slot = Some(frame);
@@ -144,7 +145,7 @@ impl Conversion<'_> {
     /// Converts the times of samples. A thread that ran several programs becomes one thread for
     /// each.
     fn timeline(&mut self, recorded: &recording::Timeline) -> Result<Timeline, Full> {
-        let mut nodes: Vec<Option<Stack>> = vec![None; self.profile.trie.node_count()];
+        let mut nodes: Vec<Option<Stack>> = vec![None; self.recording.trie.node_count()];
         let mut threads = Vec::new();
         for thread in recorded.threads() {
             let name = self.builder.text(&thread.name)?;
@@ -179,8 +180,8 @@ impl Conversion<'_> {
                     true => thread.ended_ns,
                     false => samples.last().map(|sample| sample.at_ns),
                 };
-                let process = self.builder.text(&self.circumstances.name(self.profile, program))?;
-                let pid = self.profile.programs.get(program as usize).map(|program| program.pid);
+                let process = self.builder.text(&self.circumstances.name(self.recording, program))?;
+                let pid = self.recording.programs.get(program as usize).map(|program| program.pid);
                 let pid = pid.filter(|pid| *pid > 0);
                 threads.push(ThreadTimeline {
                     process,
@@ -207,12 +208,12 @@ impl Conversion<'_> {
     /// those that outlived the recording.
     fn events(&mut self, recorded: &recording::Timeline) -> Result<Vec<Event>, Full> {
         let mut programs: HashMap<u32, u32> = HashMap::new();
-        for (index, program) in (0..).zip(&self.profile.programs) {
+        for (index, program) in (0..).zip(&self.recording.programs) {
             programs.insert(program.pid, index);
         }
         let mut processes: HashMap<u32, TextId> = HashMap::new();
         for (pid, index) in programs {
-            let name = self.circumstances.name(self.profile, index);
+            let name = self.circumstances.name(self.recording, index);
             processes.insert(pid, self.builder.text(&name)?);
         }
         let process = |pid: u32| processes.get(&pid).copied().unwrap_or_default();
@@ -255,19 +256,19 @@ impl Conversion<'_> {
 
     /// Converts the stack of a node of the recording's trie.
     fn stack_of(&mut self, node: NodeId) -> Result<Stack, Full> {
-        let profile = self.profile;
+        let recording = self.recording;
         let mut path = Vec::new();
         let mut at = Some(node);
         while let Some(here) = at {
-            path.extend(profile.trie.frame_of(here));
-            at = profile.trie.parent(here);
+            path.extend(recording.trie.frame_of(here));
+            at = recording.trie.parent(here);
         }
         path.reverse();
-        let program = match path.first().and_then(|root| profile.trie.frame(*root)) {
-            Some(Frame::Root(root)) => profile.tracks.get(root.track as usize).map(|track| track.program),
+        let program = match path.first().and_then(|root| recording.trie.frame(*root)) {
+            Some(Frame::Root(root)) => recording.tracks.get(root.track as usize).map(|track| track.program),
             _ => None,
         };
-        let node = if profile.trie.count(node) > 0 { self.add(&path, 0)? } else { None };
+        let node = if recording.trie.count(node) > 0 { self.add(&path, 0)? } else { None };
         Ok(Stack { node, program })
     }
 }
@@ -282,18 +283,18 @@ struct Stack {
 }
 
 /// Metadata of a recording.
-pub(super) fn about(profile: &Profile, circumstances: Circumstances) -> About {
-    let stats = &profile.stats;
+pub(super) fn about(recording: &Recording, circumstances: Circumstances) -> About {
+    let stats = &recording.stats;
     let owned = |counts: &std::collections::BTreeMap<&'static str, u64>| {
         counts.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
     };
     About {
-        hz: Some(profile.hz),
+        hz: Some(recording.hz),
         time_unix_ns: circumstances.time_unix_ns,
         duration_ns: Some(stats.duration_ns),
-        pid: Some(profile.process.pid).filter(|pid| *pid > 0),
-        arch: Some(profile.process.arch.name().to_owned()),
-        command: Some(profile.process.command.clone()).filter(|command| !command.is_empty()),
+        pid: Some(recording.process.pid).filter(|pid| *pid > 0),
+        arch: Some(recording.process.arch.name().to_owned()),
+        command: Some(recording.process.command.clone()).filter(|command| !command.is_empty()),
         // `launched` means that the recording covers the whole run: not if the program still ran at
         // the end.
         launched: Some(circumstances.launched && stats.exit_status.is_some()),
@@ -306,11 +307,16 @@ pub(super) fn about(profile: &Profile, circumstances: Circumstances) -> About {
     }
 }
 
-fn frame_of(builder: &mut SavedBuilder, profile: &Profile, names: &Names, id: FrameId) -> Result<u32, Full> {
-    let Some(Frame::Code { space, address }) = profile.trie.frame(id) else {
+fn frame_of(
+    builder: &mut SavedBuilder,
+    recording: &Recording,
+    names: &Names,
+    id: FrameId,
+) -> Result<u32, Full> {
+    let Some(Frame::Code { space, address }) = recording.trie.frame(id) else {
         return builder.frame(0, None, &[]);
     };
-    let mapping = match profile.images.mapping_of(space, address.at()) {
+    let mapping = match recording.images.mapping_of(space, address.at()) {
         Some((image, range, file_offset)) => {
             let path = builder.text(image.shown_path())?;
             let digits = image.build_id.iter().flatten().map(|byte| format!("{byte:02x}"));

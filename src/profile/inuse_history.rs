@@ -1,7 +1,7 @@
 //! Bytes in use over time in a heap recording: by stack, and by the callers with the most.
 //!
 //! Part of the [values](super::values) of a heap profile; its nodes are those of the profile's trie.
-//! [`Saved::group_inuse`](super::Saved::group_inuse) names the callers.
+//! [`SavedProfile::group_inuse`](super::SavedProfile::group_inuse) names the callers.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,11 +1,11 @@
 //! Merges several profiles, or removes addresses from one.
 //!
-//! Input: [`Saved`] profiles. Output: a [`Saved`], by way of a [`SavedBuilder`].
+//! Input: [`SavedProfile`] profiles. Output: a [`SavedProfile`], by way of a [`SavedBuilder`].
 
 use super::builder::{MergeError, SavedBuilder};
 use super::full::Full;
 use super::remap::{Remap, Tables};
-use super::saved::Saved;
+use super::saved::SavedProfile;
 use super::stack_frame::StackFrame;
 use super::timeline::Timeline;
 use crate::trie::NodeId;
@@ -15,7 +15,7 @@ impl SavedBuilder {
     ///
     /// # Errors
     /// [`MergeError`] if the counts cannot be added, or a table is full.
-    pub fn merge(&mut self, other: &Saved) -> Result<(), MergeError> {
+    pub fn merge(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
         self.saved.about.merge(&other.about).map_err(MergeError::Different)?;
         Ok(self.add_stacks(other)?)
     }
@@ -24,7 +24,7 @@ impl SavedBuilder {
     ///
     /// # Errors
     /// [`Full`] if they do not all fit.
-    pub fn add_stacks(&mut self, other: &Saved) -> Result<(), Full> {
+    pub fn add_stacks(&mut self, other: &SavedProfile) -> Result<(), Full> {
         let tables = Remap::new(other).all(self)?;
         self.add_remapped(other, &tables, |node| other.trie.count(node)).map(drop)
     }
@@ -33,7 +33,7 @@ impl SavedBuilder {
     /// `count`. Returns the mapping of its nodes.
     pub(super) fn add_remapped(
         &mut self,
-        other: &Saved,
+        other: &SavedProfile,
         tables: &Tables,
         count: impl Fn(NodeId) -> u64,
     ) -> Result<Vec<NodeId>, Full> {
@@ -51,7 +51,7 @@ impl SavedBuilder {
     /// Copies the times of samples from another profile; `nodes` maps its nodes.
     pub(super) fn add_timeline(
         &mut self,
-        other: &Saved,
+        other: &SavedProfile,
         timeline: &Timeline,
         nodes: &[NodeId],
     ) -> Result<(), Full> {
@@ -59,19 +59,19 @@ impl SavedBuilder {
     }
 
     /// Copies times of samples with mapped nodes and the texts of another profile.
-    pub(super) fn add_times(&mut self, other: &Saved, timeline: Timeline) -> Result<(), Full> {
+    pub(super) fn add_times(&mut self, other: &SavedProfile, timeline: Timeline) -> Result<(), Full> {
         self.saved.timeline = Some(timeline.with_texts(|text| self.saved.texts.intern(other.text(text)))?);
         Ok(())
     }
 }
 
-impl Saved {
+impl SavedProfile {
     /// The profile without addresses: merges stacks with the same functions and lines. For formats
     /// with names only, which would repeat them.
     ///
     /// # Errors
     /// [`Full`] if they do not all fit.
-    pub fn without_addresses(&self) -> Result<Saved, Full> {
+    pub fn without_addresses(&self) -> Result<SavedProfile, Full> {
         let mut builder = SavedBuilder::new(self.about.clone());
         let mut tables = Remap::new(self).all(&mut builder)?;
         for (index, frame) in self.frames.iter().enumerate() {

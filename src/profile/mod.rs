@@ -1,6 +1,6 @@
 //! Saved profiles: self-contained, with names instead of images.
 //!
-//! [`Saved`] is converted from a recording or read from a file; formats, pictures and comparisons
+//! [`SavedProfile`] is converted from a recording or read from a file; formats, pictures and comparisons
 //! are made from it. `formats` reads and writes files, `views` has the aggregations for display.
 
 pub mod about;
@@ -33,7 +33,7 @@ pub use from_heap::{RING_FULL, lost_bytes};
 pub use from_recording::Circumstances;
 pub use full::Full;
 pub use root_names::{INCOMPLETE, shown};
-pub use saved::{Frame, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
+pub use saved::{Frame, Function, Line, Mapping, SavedProfile, StackRoot, UNKNOWN};
 pub use stack_frame::StackFrame;
 pub use texts::{TextId, Texts};
 pub use timeline::{Loss, ThreadTimeline, TimedSample, Timeline};

@@ -3,10 +3,10 @@
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::remap::Remap;
-use super::saved::Saved;
+use super::saved::SavedProfile;
 use super::values::StackValues;
 
-impl Saved {
+impl SavedProfile {
     /// The values of its stacks, if each has several.
     #[must_use]
     pub fn values(&self) -> Option<&StackValues> {
@@ -17,7 +17,7 @@ impl Saved {
     ///
     /// # Errors
     /// [`Full`] if the sum of the values does not fit into 64 bits.
-    pub fn of_type(&self, kind: &str) -> Result<Option<Saved>, Full> {
+    pub fn of_type(&self, kind: &str) -> Result<Option<SavedProfile>, Full> {
         let Some(values) = &self.values else { return Ok(None) };
         let Some(index) = values.index(kind) else { return Ok(None) };
         let mut builder = SavedBuilder::new(self.about.clone());
@@ -55,7 +55,7 @@ mod tests {
     use crate::profile::values::ValueType;
 
     /// Two stacks; one of them has nothing in use.
-    fn heap() -> Saved {
+    fn heap() -> SavedProfile {
         let about = About {
             unit: "bytes".into(),
             value_type: Some("inuse_space".into()),
@@ -80,7 +80,7 @@ mod tests {
         saved
     }
 
-    fn stacks(saved: &Saved) -> Vec<String> {
+    fn stacks(saved: &SavedProfile) -> Vec<String> {
         let mut stacks = Vec::new();
         saved.for_each_stack(|_, frames, count| {
             let mut names = Vec::new();
@@ -93,7 +93,7 @@ mod tests {
         stacks
     }
 
-    fn read(bytes: &[u8], kind: Option<&str>) -> Result<Saved, String> {
+    fn read(bytes: &[u8], kind: Option<&str>) -> Result<SavedProfile, String> {
         let read = detect::read_of_type(bytes, "a.pb.gz", 0, Strictness::Strict, kind);
         read.map(|read| {
             assert_eq!(read.remarks, [""; 0]);

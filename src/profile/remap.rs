@@ -1,6 +1,6 @@
 //! Copies parts of a profile into another one: each once, and only the requested ones, or all.
 //!
-//! Input: a [`Saved`], and indexes of its frames and roots. Output: indexes in a [`SavedBuilder`],
+//! Input: a [`SavedProfile`], and indexes of its frames and roots. Output: indexes in a [`SavedBuilder`],
 //! which gets only the texts, functions and mappings that these need: so a filtered profile does
 //! not keep names of dropped stacks.
 
@@ -8,12 +8,12 @@ use std::slice::SliceIndex;
 
 use super::builder::SavedBuilder;
 use super::full::Full;
-use super::saved::{Function, Line, Mapping, Saved, StackRoot};
+use super::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
 use super::texts::TextId;
 
 /// Maps indexes of a profile to those in its copy.
 pub(super) struct Remap<'o> {
-    other: &'o Saved,
+    other: &'o SavedProfile,
     texts: Vec<Option<TextId>>,
     mappings: Vec<Option<u32>>,
     functions: Vec<Option<u32>>,
@@ -32,7 +32,7 @@ pub(super) struct Tables {
 
 impl<'o> Remap<'o> {
     /// An empty mapping.
-    pub(super) fn new(other: &'o Saved) -> Remap<'o> {
+    pub(super) fn new(other: &'o SavedProfile) -> Remap<'o> {
         Remap {
             other,
             texts: vec![None; other.texts().count()],

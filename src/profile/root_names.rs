@@ -1,7 +1,7 @@
 //! The frames before the code of a stack: the process, `name (id)` unless threads are merged,
 //! `[incomplete]`.
 //!
-//! Input: a root of a [`Saved`]. Output: texts of another table. A process has many threads, so its
+//! Input: a root of a [`SavedProfile`]. Output: texts of another table. A process has many threads, so its
 //! name, which a hostile file can make very long, is processed once.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::borrow::Cow;
 
 use super::full::Full;
-use super::saved::{Saved, StackRoot, UNKNOWN};
+use super::saved::{SavedProfile, StackRoot, UNKNOWN};
 use super::texts::{TextId, Texts};
 
 /// A stack that could not be walked to its thread's root starts with this frame.
@@ -25,7 +25,7 @@ impl RootNames {
     /// Calls `visit` with the names of a root, outermost first, as texts of `texts`.
     pub(super) fn of(
         &mut self,
-        saved: &Saved,
+        saved: &SavedProfile,
         root: &StackRoot,
         texts: &mut Texts,
         mut visit: impl FnMut(TextId) -> Result<(), Full>,

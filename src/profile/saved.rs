@@ -67,7 +67,7 @@ impl Function {
 /// A function at an address, and the line in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
-    /// Index into [`Saved::functions`].
+    /// Index into [`SavedProfile::functions`].
     pub function: u32,
     /// The line; 0 if not known.
     pub line: u32,
@@ -78,7 +78,7 @@ pub struct Line {
 pub struct Frame {
     /// Lookup address (Avma; a return address minus one); 0 if not known.
     pub address: u64,
-    /// Index into [`Saved::mappings`].
+    /// Index into [`SavedProfile::mappings`].
     pub mapping: Option<u32>,
     /// Its functions as indexes into the table of lines, outermost first.
     pub lines: Range<u32>,
@@ -99,7 +99,7 @@ pub struct StackRoot {
 
 /// A self-contained profile.
 #[derive(Clone, Default)]
-pub struct Saved {
+pub struct SavedProfile {
     /// Metadata of the recording.
     pub about: About,
     pub(super) texts: Texts,
@@ -113,7 +113,7 @@ pub struct Saved {
     pub(super) values: Option<StackValues>,
 }
 
-impl Saved {
+impl SavedProfile {
     /// Returns an interned text.
     #[must_use]
     pub fn text(&self, id: TextId) -> &str {
@@ -212,7 +212,7 @@ impl Saved {
         self.roots.iter().zip(counted).filter_map(|(root, counted)| counted.then_some(root))
     }
 
-    /// Visits each stack with a count: its root, its frames (indexes into [`Saved::frames`],
+    /// Visits each stack with a count: its root, its frames (indexes into [`SavedProfile::frames`],
     /// outermost first) and the count. The order depends only on the stacks and the order of the
     /// tables.
     pub fn for_each_stack(&self, mut visit: impl FnMut(&StackRoot, &[u32], u64)) {
@@ -223,7 +223,7 @@ impl Saved {
         });
     }
 
-    /// Visits each stack with a count: the index of its root into [`Saved::roots`], its frames and the count. For
+    /// Visits each stack with a count: the index of its root into [`SavedProfile::roots`], its frames and the count. For
     /// callers that store data by root.
     pub fn for_each_numbered_stack(&self, mut visit: impl FnMut(u32, &[u32], u64)) {
         self.for_each_leaf(|_, root, frames, count| visit(root, frames, count));
@@ -306,11 +306,11 @@ impl Saved {
     }
 }
 
-impl fmt::Debug for Saved {
+impl fmt::Debug for SavedProfile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "Saved({} stacks, {} {}, {} frames, {} functions)",
+            "SavedProfile({} stacks, {} {}, {} frames, {} functions)",
             self.trie.distinct_stacks(),
             self.total(),
             self.about.unit,

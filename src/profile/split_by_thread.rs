@@ -1,6 +1,6 @@
 //! Splits a profile with merged threads by thread, using the times of samples.
 //!
-//! Input: a [`Saved`] with times. Output: the same counts, each stack under its thread. Counts without a time stay
+//! Input: a [`SavedProfile`] with times. Output: the same counts, each stack under its thread. Counts without a time stay
 //! under their process.
 
 use std::collections::HashMap;
@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::remap::Remap;
-use super::saved::{Saved, StackRoot};
+use super::saved::{SavedProfile, StackRoot};
 use crate::trie::NodeId;
 
-impl Saved {
+impl SavedProfile {
     /// Whether the stacks are of merged threads, and samples with times name their threads.
     #[must_use]
     pub fn has_merged_threads(&self) -> bool {
@@ -19,11 +19,11 @@ impl Saved {
     }
 
     /// Splits the profile by thread; unchanged unless it [has merged
-    /// threads](Saved::has_merged_threads).
+    /// threads](SavedProfile::has_merged_threads).
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
-    pub fn split_by_thread(&self) -> Result<Saved, Full> {
+    pub fn split_by_thread(&self) -> Result<SavedProfile, Full> {
         let Some(timeline) = self.timeline.as_ref().filter(|_| self.has_merged_threads()) else {
             return Ok(self.clone());
         };

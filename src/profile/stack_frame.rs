@@ -2,12 +2,12 @@
 
 use crate::trie::{FrameWords, Key, Stacked};
 
-/// A frame of a stack of a [`Saved`](super::Saved).
+/// A frame of a stack of a [`SavedProfile`](super::SavedProfile).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StackFrame {
-    /// Root of the stack: an index into [`Saved::roots`](super::Saved::roots).
+    /// Root of the stack: an index into [`SavedProfile::roots`](super::SavedProfile::roots).
     Root(u32),
-    /// A frame below the root: an index into [`Saved::frames`](super::Saved::frames).
+    /// A frame below the root: an index into [`SavedProfile::frames`](super::SavedProfile::frames).
     Frame(u32),
 }
 

@@ -1,6 +1,6 @@
 //! A time range of a profile.
 //!
-//! Input: a [`Saved`] with times, and a time range. Output: a [`Saved`] of the samples in it, with times relative to
+//! Input: a [`SavedProfile`] with times, and a time range. Output: a [`SavedProfile`] of the samples in it, with times relative to
 //! the start of the range. The counts of adjacent ranges add up to the profile's, stack by stack and loss by loss.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::remap::Remap;
-use super::saved::Saved;
+use super::saved::SavedProfile;
 use super::timeline::{Timeline, share};
 use crate::trie::NodeId;
 
@@ -19,7 +19,7 @@ const WITHOUT_TIME: &str = "without a time: more --timeline-memory keeps it";
 /// Reason for incomplete stacks of a range: the times of the original reasons are unknown.
 const IN_RANGE: &str = "in this part of the time";
 
-impl Saved {
+impl SavedProfile {
     /// Length of the recording by its times, nanoseconds; `None` for a profile without times.
     #[must_use]
     pub fn time_ns(&self) -> Option<u64> {
@@ -32,7 +32,7 @@ impl Saved {
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
-    pub fn in_time_range(&self, range: &Range<u64>) -> Result<Option<Saved>, Full> {
+    pub fn in_time_range(&self, range: &Range<u64>) -> Result<Option<SavedProfile>, Full> {
         let (Some(timeline), Some(all_ns)) = (&self.timeline, self.time_ns()) else { return Ok(None) };
         let range = range.start..range.end.min(all_ns);
         let selected = timeline.in_time_range(&range);
@@ -56,7 +56,7 @@ impl Saved {
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
-    pub fn without_times(&self) -> Result<Option<Saved>, Full> {
+    pub fn without_times(&self) -> Result<Option<SavedProfile>, Full> {
         let Some(timeline) = &self.timeline else { return Ok(None) };
         let timed = timeline.counts();
         if timed.values().sum::<u64>() >= self.total() {

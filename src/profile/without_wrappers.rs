@@ -1,6 +1,6 @@
 //! Attributes the allocations of a heap profile to the callers in the table of leaks.
 //!
-//! Input: a [`Saved`]. Output: another one with stacks that end before [allocation
+//! Input: a [`SavedProfile`]. Output: another one with stacks that end before [allocation
 //! wrappers](super::views::leaks::is_wrapper): self counts then show who allocates, instead of `malloc` or `operator
 //! new` for every stack.
 
@@ -9,15 +9,15 @@ use std::collections::HashMap;
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::remap::Remap;
-use super::saved::Saved;
+use super::saved::SavedProfile;
 use super::views::leaks::is_wrapper;
 
-impl Saved {
+impl SavedProfile {
     /// Removes the innermost allocation wrappers. Stacks of only wrappers are unchanged.
     ///
     /// # Errors
     /// [`Full`] if a table is full.
-    pub fn without_wrappers(&self) -> Result<Saved, Full> {
+    pub fn without_wrappers(&self) -> Result<SavedProfile, Full> {
         let mut builder = SavedBuilder::new(self.about.clone());
         let mut remap = Remap::new(self);
         // By frame: how many of its outermost functions remain if it is the innermost, and the frame of these.

@@ -31,7 +31,7 @@ pub struct Program {
 /// Group of stacks: a program, or one of its threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Track {
-    /// Index into [`Profile::programs`].
+    /// Index into [`Recording::programs`].
     pub program: u32,
     /// `None` for the stacks of all its threads.
     pub thread: Option<Thread>,
@@ -47,7 +47,7 @@ pub struct Thread {
 }
 
 /// A finished recording.
-pub struct Profile {
+pub struct Recording {
     /// The process, or the placeholder for several.
     pub process: Process,
     /// Requested ticks per second. One count in the trie is 1/hz seconds.
@@ -79,7 +79,7 @@ pub struct HeapRecording {
     pub losses: AllocationLosses,
 }
 
-impl std::fmt::Debug for Profile {
+impl std::fmt::Debug for Recording {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Profile")
             .field("process", &self.process)
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Profile {
     }
 }
 
-impl Profile {
+impl Recording {
     /// The thread of stacks with this root, if threads are kept apart.
     #[must_use]
     pub fn thread(&self, root: Root) -> Option<&Thread> {

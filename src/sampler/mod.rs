@@ -42,7 +42,7 @@ mod weights;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::live::Live;
-use crate::recording::Profile;
+use crate::recording::Recording;
 use crate::sources::{Fault, Target};
 use stops::StopDriver;
 
@@ -57,7 +57,12 @@ pub use stops::snapshot::{Snapshot, ThreadStack, snapshot};
 /// # Errors
 /// [`ErrorKind::System`] when a system failure makes it impossible to continue. The end of the target is no error:
 /// the profile so far is returned, and if the connection to it was lost, the statistics say why.
-pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, live: &Live) -> Result<Profile> {
+pub fn record(
+    target: &mut dyn Target,
+    clock: &dyn Clock,
+    options: &Options,
+    live: &Live,
+) -> Result<Recording> {
     let mut driver = StopDriver::new(target, clock, options, live);
     let ended = driver.record();
     live.answer();

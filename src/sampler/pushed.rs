@@ -19,7 +19,7 @@ use super::waits::OpenWaits;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::live::Live;
-use crate::recording::Profile;
+use crate::recording::Recording;
 use crate::recording::timeline::EventKind;
 use crate::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use crate::sources::{Capture, Fault, Observed, ThreadId};
@@ -65,7 +65,7 @@ pub fn record(
     clock: &dyn Clock,
     options: &Options,
     live: &Live,
-) -> Result<Profile> {
+) -> Result<Recording> {
     let start_ns = clock.now_ns();
     let time = EventTime { clock, at_ns: Cell::new(start_ns), begun_ns: Cell::new(start_ns) };
     let mut driver = PushedDriver {
@@ -409,18 +409,18 @@ impl PushedDriver<'_> {
 
     /// Walks deferred samples, waits for the command to exit if the recording was stopped, and completes the
     /// statistics.
-    fn finish(mut self, source: &mut dyn PushedSource, clock: &dyn Clock, options: &Options) -> Profile {
+    fn finish(mut self, source: &mut dyn PushedSource, clock: &dyn Clock, options: &Options) -> Recording {
         self.live.answer();
         self.walk_all_deferred(source);
         if self.live.shall_stop() && self.recorder.stats.exit_status.is_none() {
             let until_ns = clock.now_ns().saturating_add(options.linger_ns);
             self.recorder.stats.exit_status = source.exit_before(until_ns);
         }
-        let mut profile = self.recorder.finish(source);
-        if let Some(heap) = &mut profile.heap {
+        let mut recording = self.recorder.finish(source);
+        if let Some(heap) = &mut recording.heap {
             heap.losses = source.allocation_losses();
         }
-        let stats = &mut profile.stats;
+        let stats = &mut recording.stats;
         if let Some(cpu_ns) = source.target_cpu_ns() {
             stats.target_cpu_ns = cpu_ns;
         }
@@ -433,7 +433,7 @@ impl PushedDriver<'_> {
         } else {
             ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns)
         };
-        profile
+        recording
     }
 
     /// Reads the images of processes with events in the batch, if due.

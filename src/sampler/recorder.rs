@@ -1,6 +1,6 @@
 //! The recorder: turns captures of any driver into weighted stacks.
 //!
-//! Input: start and exit of threads, and for each capture the thread's usage so far. Output: a [`Profile`]. It
+//! Input: start and exit of threads, and for each capture the thread's usage so far. Output: a [`Recording`]. It
 //! weighs ([`ThreadClock`]), walks ([`StackWalker`]), inserts ([`WeightedStacks`]), defers stacks until images are
 //! read ([`DeferredSamples`]), and counts losses by cause. It requests only images, names and memory from the
 //! process; when and how threads are sampled is the driver's business.
@@ -23,7 +23,7 @@ use crate::addr::{Avma, LookupAvma};
 use crate::clock::Clock;
 use crate::images::Images;
 use crate::recording::timeline::EventKind;
-use crate::recording::{Profile, Root, Stats};
+use crate::recording::{Recording, Root, Stats};
 use crate::sources::pushed::{SampledAllocation, StackUse};
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
@@ -570,7 +570,7 @@ impl<'a> Recorder<'a> {
     }
 
     /// The profile. The known usage of current threads since their last samples is counted as lost.
-    pub fn finish(mut self, process: &dyn Observed) -> Profile {
+    pub fn finish(mut self, process: &dyn Observed) -> Recording {
         self.close_times();
         let left: Vec<ThreadId> = self.threads.keys().copied().collect();
         for id in left {
@@ -578,7 +578,7 @@ impl<'a> Recorder<'a> {
         }
         let (trie, timeline) = self.stacks.finish(|root| self.tracks.place(root), &mut self.stats);
         let (programs, tracks) = self.tracks.into_parts();
-        Profile {
+        Recording {
             process: process.process().clone(),
             hz: self.options.hz,
             files: self.processes.files(),

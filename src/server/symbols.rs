@@ -13,7 +13,7 @@ use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
 use crate::disassembly::{self, Listing};
 use crate::images::Image;
 use crate::profile::formats::firefox::libraries::{Libraries, Library};
-use crate::profile::{Saved, TextId};
+use crate::profile::{SavedProfile, TextId};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, locate};
 
@@ -54,7 +54,7 @@ pub struct OpenedImage {
 
 /// A profile with the files of its code.
 pub struct Symbols {
-    saved: Saved,
+    saved: SavedProfile,
     libraries: Libraries,
     /// By library: its image, or why it is unavailable.
     images: Vec<Result<OpenedImage, String>>,
@@ -68,7 +68,7 @@ pub struct Symbols {
 impl Symbols {
     /// Opens the images of a profile.
     #[must_use]
-    pub fn new(saved: Saved, files: Arc<dyn Files>) -> Symbols {
+    pub fn new(saved: SavedProfile, files: Arc<dyn Files>) -> Symbols {
         let mut numbers: HashMap<(TextId, TextId), u32> = HashMap::new();
         let mut libraries = Libraries::default();
         let mut images = Vec::new();
@@ -121,7 +121,7 @@ impl Symbols {
 
     /// The profile.
     #[must_use]
-    pub fn saved(&self) -> &Saved {
+    pub fn saved(&self) -> &SavedProfile {
         &self.saved
     }
 

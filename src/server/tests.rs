@@ -8,14 +8,14 @@ use super::*;
 use crate::binary::NoFiles;
 use crate::profile::about::About;
 use crate::profile::saved::{Function, Line, Mapping, StackRoot};
-use crate::profile::{Saved, SavedBuilder};
+use crate::profile::{SavedBuilder, SavedProfile};
 use crate::rng::Rng;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 const ORIGIN: &str = "https://viewer.example";
 
 /// Two functions at one address, one of them inlined, and an address without a name.
-fn profile() -> Saved {
+fn profile() -> SavedProfile {
     let mut builder = SavedBuilder::new(About { hz: Some(100), ..About::default() });
     let mut text = |text: &str| builder.text(text).expect("few");
     let (outer, inner, file, path, id) = (

@@ -1,11 +1,11 @@
 //! Code information in files for the Firefox Profiler: libraries, inlined functions, lines, categories.
 
 use stackprof::profile::formats::firefox;
-use stackprof::profile::{About, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
+use stackprof::profile::{About, Function, Line, Mapping, SavedBuilder, SavedProfile, StackRoot};
 
 /// `work` calls `helper` of a library, with two functions inlined into it; the kernel, code without a name,
 /// JIT code.
-fn saved() -> Saved {
+fn saved() -> SavedProfile {
     let mut builder = SavedBuilder::new(About {
         hz: Some(1000),
         pid: Some(7),

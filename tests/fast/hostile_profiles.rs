@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 
 use stackprof::error::ErrorKind;
-use stackprof::profile::Saved;
+use stackprof::profile::SavedProfile;
 use stackprof::profile::formats::detect;
 use stackprof::profile::formats::{firefox, otlp, pprof, speedscope};
 
@@ -80,7 +80,7 @@ fn utf16(text: &str) -> Vec<u8> {
     std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(u16::to_le_bytes).collect()
 }
 
-fn parse(bytes: &[u8]) -> Result<Saved, String> {
+fn parse(bytes: &[u8]) -> Result<SavedProfile, String> {
     let started = CpuTime::start();
     let result = detect::read(bytes, "a.file", bytes.len() as u64);
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::seeds::rounds::seeds;
 use stackprof::profile::formats::detect;
 use stackprof::profile::formats::{firefox, folded, otlp, pprof, speedscope};
-use stackprof::profile::{About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
+use stackprof::profile::{About, ByName, Function, Line, Mapping, SavedBuilder, SavedProfile, StackRoot};
 use stackprof::rng::Rng;
 
 /// Names with all characters that the formats use as syntax.
@@ -68,37 +68,37 @@ fn random_folded(random: &mut Rng) -> String {
     lines.join("\n") + "\n"
 }
 
-fn parsed(bytes: &[u8]) -> Saved {
+fn parsed(bytes: &[u8]) -> SavedProfile {
     detect::read(bytes, "memory", bytes.len() as u64).unwrap()
 }
 
-fn as_folded(saved: &Saved) -> String {
+fn as_folded(saved: &SavedProfile) -> String {
     let mut out = Vec::new();
     folded::write(&ByName::of(saved, false).unwrap(), &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
-type Writer = fn(&Saved) -> Vec<u8>;
+type Writer = fn(&SavedProfile) -> Vec<u8>;
 
-fn as_pprof(saved: &Saved) -> Vec<u8> {
+fn as_pprof(saved: &SavedProfile) -> Vec<u8> {
     let mut out = Vec::new();
     pprof::write::write(saved, &mut out).unwrap();
     out
 }
 
-fn as_speedscope(saved: &Saved) -> Vec<u8> {
+fn as_speedscope(saved: &SavedProfile) -> Vec<u8> {
     let mut out = Vec::new();
     speedscope::write(saved, None, &mut out).unwrap();
     out
 }
 
-fn as_firefox(saved: &Saved) -> Vec<u8> {
+fn as_firefox(saved: &SavedProfile) -> Vec<u8> {
     let mut out = Vec::new();
     firefox::write(saved, &mut out).unwrap();
     out
 }
 
-fn as_otlp(saved: &Saved) -> Vec<u8> {
+fn as_otlp(saved: &SavedProfile) -> Vec<u8> {
     let mut out = Vec::new();
     otlp::write::write(saved, false, &mut out).unwrap();
     out
@@ -149,7 +149,7 @@ fn folded_text_round_trips_through_the_viewers_formats() {
 }
 
 /// A profile with everything that a profile can have.
-fn full() -> Saved {
+fn full() -> SavedProfile {
     let mut builder = SavedBuilder::new(About {
         hz: Some(997),
         time_unix_ns: Some(1_700_000_000_123_456_789),
@@ -194,7 +194,7 @@ fn full() -> Saved {
 }
 
 /// The complete content of a profile as text.
-fn content(saved: &Saved) -> String {
+fn content(saved: &SavedProfile) -> String {
     let mut lines = vec![format!("{:?}", saved.about)];
     saved.for_each_stack(|root, frames, count| {
         let text = |id| saved.text(id);
@@ -236,7 +236,7 @@ fn viewers_formats_keep_stacks_threads_and_time() {
     for writer in [as_speedscope as Writer, as_firefox] {
         let back = parsed(&writer(&saved));
         assert_eq!(as_folded(&back), as_folded(&saved));
-        let with_lines = |saved: &Saved| {
+        let with_lines = |saved: &SavedProfile| {
             let mut out = Vec::new();
             folded::write(&ByName::of(saved, true).unwrap(), &mut out).unwrap();
             String::from_utf8(out).unwrap()
@@ -248,7 +248,7 @@ fn viewers_formats_keep_stacks_threads_and_time() {
         let extent = |about: &About| (about.launched, about.duration_ns, about.idle, about.time_unix_ns);
         assert_eq!(extent(&back.about), extent(&saved.about));
         assert_eq!(back.total(), saved.total());
-        let waiting = |saved: &Saved| {
+        let waiting = |saved: &SavedProfile| {
             let mut sum = 0;
             saved.for_each_stack(|root, _, count| sum += if root.waiting { count } else { 0 });
             sum

@@ -1,7 +1,9 @@
 //! Times of samples: times, weights and counts round-trip.
 
 use stackprof::profile::formats::{detect, firefox, otlp, pprof, speedscope};
-use stackprof::profile::{About, Saved, SavedBuilder, StackRoot, ThreadTimeline, TimedSample, Timeline};
+use stackprof::profile::{
+    About, SavedBuilder, SavedProfile, StackRoot, ThreadTimeline, TimedSample, Timeline,
+};
 
 const PERIOD_NS: u64 = 1_000_000;
 
@@ -18,7 +20,7 @@ fn threads() -> [Vec<Taken>; 2] {
 }
 
 /// A profile with times, with or without separate threads.
-fn saved(split_by_thread: bool) -> Saved {
+fn saved(split_by_thread: bool) -> SavedProfile {
     let mut builder = SavedBuilder::new(About {
         hz: Some(1000),
         time_unix_ns: Some(1_700_000_000_123_456_789),
@@ -76,7 +78,7 @@ fn saved(split_by_thread: bool) -> Saved {
 }
 
 /// Each thread with its samples: time, weight, count, CPU, stack.
-fn timed_samples(saved: &Saved, with_cpu: bool) -> Vec<String> {
+fn timed_samples(saved: &SavedProfile, with_cpu: bool) -> Vec<String> {
     let timeline = saved.timeline().expect("times");
     let mut lines = Vec::new();
     for thread in &timeline.threads {
@@ -114,13 +116,13 @@ fn timed_samples(saved: &Saved, with_cpu: bool) -> Vec<String> {
     lines
 }
 
-fn back(bytes: &[u8]) -> Saved {
+fn back(bytes: &[u8]) -> SavedProfile {
     let read = detect::read_with(bytes, "memory", bytes.len() as u64, detect::Strictness::Strict).unwrap();
     assert_eq!(read.remarks, [""; 0]);
     read.saved
 }
 
-type Writer = fn(&Saved) -> Vec<u8>;
+type Writer = fn(&SavedProfile) -> Vec<u8>;
 
 const WRITERS: [(&str, Writer); 3] = [
     ("OTLP", |saved| {
@@ -170,7 +172,7 @@ fn firefox_files_have_every_count_at_its_time() {
             let at_ns: u64 = words.next().unwrap().parse().unwrap();
             (at_ns.div_ceil(1000), words.nth(1).unwrap().to_owned())
         };
-        let counted = |saved: &Saved| {
+        let counted = |saved: &SavedProfile| {
             let mut places: Vec<_> =
                 timed_samples(saved, false).iter().map(place).filter(|(_, count)| count != "0").collect();
             places.sort();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use stackprof::profile::Saved;
+use stackprof::profile::SavedProfile;
 use stackprof::profile::formats::detect::{self, Strictness};
 use tempfile::TempDir;
 
@@ -48,7 +48,7 @@ impl Place {
         self.directories().count()
     }
 
-    fn saved(&self, name: &str, value_type: Option<&str>) -> Saved {
+    fn saved(&self, name: &str, value_type: Option<&str>) -> SavedProfile {
         let path = self.dir.path().join(name);
         detect::read_file_of_type(&path, Strictness::Strict, value_type).unwrap().saved
     }
@@ -59,7 +59,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Counts of the stacks through a function.
-fn below(saved: &Saved, function: &str) -> u64 {
+fn below(saved: &SavedProfile, function: &str) -> u64 {
     let mut sum = 0;
     saved.for_each_stack(|_, frames, count| {
         let mut is_in = false;

@@ -13,7 +13,7 @@ use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
 use stackprof::recording::timeline::DEFAULT_MEMORY_BYTES;
-use stackprof::recording::{Frame, Profile};
+use stackprof::recording::{Frame, Recording};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
 use stackprof::sources::{Capture, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus};
@@ -69,7 +69,7 @@ pub type Stacks = BTreeMap<(u64, bool, Vec<String>), u64>;
 
 /// A recording and the actual behavior.
 pub struct Recorded {
-    pub profile: Profile,
+    pub profile: Recording,
     pub names: Names,
     pub stacks: Stacks,
     /// CPU time by thread and stack at the end of the recording.
@@ -90,7 +90,7 @@ pub fn record(config: &SimConfig, options: &Options) -> Recorded {
 pub fn record_with(
     config: &SimConfig,
     options: &Options,
-    how: impl FnOnce(&mut SimTarget, &FakeClock, &Live) -> Result<Profile>,
+    how: impl FnOnce(&mut SimTarget, &FakeClock, &Live) -> Result<Recording>,
 ) -> Result<Recorded> {
     let clock = FakeClock::default();
     let mut target = SimTarget::new(config.clone(), clock.clone());
@@ -110,7 +110,7 @@ pub fn record_with(
 
 /// Checks times of samples: they weigh the same as the profile's counts, for each stack of each thread, and
 /// in total. They are in order, within the recording, and within the life of their thread.
-pub fn check_times(profile: &Profile) {
+pub fn check_times(profile: &Recording) {
     /// Unit of times and weights, nanoseconds.
     const UNIT_NS: f64 = 1024.0;
     let Some(timeline) = profile.timeline.as_ref().filter(|timeline| timeline.dropped_ns() == 0) else {
@@ -160,7 +160,7 @@ pub fn check_times(profile: &Profile) {
     }
 }
 
-fn stacks(profile: &Profile, names: &Names) -> Stacks {
+fn stacks(profile: &Recording, names: &Names) -> Stacks {
     let mut stacks = Stacks::new();
     profile.trie.for_each_stack(|frames, count| {
         let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("a stack without a root") };

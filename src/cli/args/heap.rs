@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{ArgAction, Parser};
 
 use super::heap_request::Heap;
-use super::record::{self, Recording, seconds, size};
+use super::record::{self, RecordOptions, seconds, size};
 use super::render::Patterns;
 use super::source::{self, FindProcess, Source};
 use super::values::{Split, bad, number, split, usage};
@@ -125,7 +125,7 @@ pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,
     find: FindProcess<'_>,
-) -> Result<Split<Recording>> {
+) -> Result<Split<RecordOptions>> {
     const FORM: &str = "stackprof heap [OPTIONS] -- COMMAND";
     let flags: HeapFlags = match split("stackprof heap", words)? {
         Split::Flags(flags) => flags,
@@ -148,7 +148,7 @@ pub(super) fn parse(
     let launch = record::launch_options(&source, flags.launch)?;
     let scope = ScopeFlags { per_process: flags.per_process, ..ScopeFlags::default() };
     let recording = record::recording(source, launch, &scope, flags.recording)?;
-    Ok(Split::Flags(Recording { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
+    Ok(Split::Flags(RecordOptions { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
 }
 
 /// Refuses options that do not apply to the source.
@@ -238,7 +238,7 @@ mod tests {
     use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
 
-    fn recording(line: &str) -> Recording {
+    fn recording(line: &str) -> RecordOptions {
         match parsed(line) {
             Ok(Command::Record(recording)) => recording,
             other => panic!("{line}: {other:?}"),

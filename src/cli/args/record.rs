@@ -1,4 +1,4 @@
-//! The options of `stackprof`, `record` and `demo`, parsed into a [`Recording`], or one usage
+//! The options of `stackprof`, `record` and `demo`, parsed into a [`RecordOptions`], or one usage
 //! error.
 
 use std::ffi::{OsStr, OsString};
@@ -46,7 +46,7 @@ pub struct LaunchOptions {
 
 /// A parsed recording.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recording {
+pub struct RecordOptions {
     /// The source to record.
     pub source: Source,
     /// How it is launched and ended.
@@ -135,7 +135,7 @@ pub(super) fn recording(
     launch: LaunchOptions,
     scope: &ScopeFlags,
     flags: RecordingFlags,
-) -> Result<Recording> {
+) -> Result<RecordOptions> {
     let format =
         flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
     let outputs = outputs(&flags.output, format)?;
@@ -159,7 +159,7 @@ pub(super) fn recording(
     let method = method(flags.source.as_deref())?;
     check_combinations(&source, method, scope, &flags)?;
     let unwind = unwind(flags.unwind.as_deref(), &source)?;
-    Ok(Recording {
+    Ok(RecordOptions {
         source,
         launch,
         heap: None,

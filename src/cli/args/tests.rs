@@ -18,7 +18,7 @@ pub(super) fn parsed(line: &str) -> Result<Command> {
     parse(line.split_whitespace().map(OsString::from), &find)
 }
 
-fn record(line: &str) -> Recording {
+fn record(line: &str) -> RecordOptions {
     match parsed(line) {
         Ok(Command::Record(recording)) => recording,
         other => panic!("`{line}` is no recording: {other:?}"),
@@ -46,7 +46,7 @@ fn file(path: &str, format: Format) -> Output {
 
 #[test]
 fn the_defaults_match_the_contract() {
-    let expected = Recording {
+    let expected = RecordOptions {
         heap: None,
         source: Source::Pid(4242),
         launch: LaunchOptions::default(),
@@ -90,7 +90,7 @@ fn every_option_is_parsed() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --source ptrace --no-kernel --threads --max-depth 65536 --timeline-memory 2G --max-stop 0.5 \
                 --unwind fp --title T --pprof-timestamps --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
-    let expected = Recording {
+    let expected = RecordOptions {
         heap: None,
         source: Source::Pid(1),
         launch: LaunchOptions::default(),
@@ -331,7 +331,7 @@ fn a_stub_has_an_address_and_an_optional_program() {
         assert!((stop - 1.0).abs() < 1e-9, "{share}");
     }
     let command = parse(["--gdb", "|gdbserver - ./a b"].map(OsString::from), &find);
-    let Ok(Command::Record(Recording { source: Source::Gdb(stub), .. })) = command else {
+    let Ok(Command::Record(RecordOptions { source: Source::Gdb(stub), .. })) = command else {
         panic!("{command:?}")
     };
     assert_eq!(stub.place, StubAddress::Command("gdbserver - ./a b".to_owned()));
@@ -423,7 +423,7 @@ fn arguments_need_not_be_utf8() {
     use std::os::unix::ffi::OsStringExt;
     let odd = || OsString::from_vec(vec![0x66, 0xff]);
     let launched = parse(["--".into(), odd()], &find).expect("a command may have any name");
-    assert!(matches!(launched, Command::Record(Recording { source: Source::Launch(_), .. })));
+    assert!(matches!(launched, Command::Record(RecordOptions { source: Source::Launch(_), .. })));
     let odd_file = || OsString::from_vec(b"\xff.svg".to_vec());
     assert!(parse(["--pid".into(), "1".into(), "-o".into(), odd_file()], &find).is_ok());
     for option in ["--hz", "--pid", "--title", "--format", "--unwind"] {

@@ -9,13 +9,18 @@ use crate::cli::{hints, messages, outputs, summary, system, text, timeline_detai
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
 use crate::heap::HeapValues;
-use crate::recording::{Profile, Stats};
+use crate::recording::{Recording, Stats};
 use crate::sources::ExitStatus;
 use crate::symbol::Names;
 use crate::walk::UnwindMethod;
 
 /// Numbers of the run that are not in the profile's own counters; the times are left at zero.
-pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs: &[Output]) -> RunFigures {
+pub(super) fn figures(
+    recording: &Recording,
+    names: &Names,
+    launched: bool,
+    outputs: &[Output],
+) -> RunFigures {
     let (profiler_cpu_ns, profiler_peak_rss_bytes) = system::own_usage();
     RunFigures {
         launched,
@@ -23,13 +28,13 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
         user_behind_root: None,
         hottest: None,
         heap: None,
-        times: profile
+        times: recording
             .timeline
             .as_ref()
-            .and_then(|timeline| timeline_detail::summary_line(timeline, profile.hz)),
-        distinct_stacks: profile.trie.distinct_stacks() as u64,
-        trie_nodes: profile.trie.node_count() as u64,
-        trie_bytes: profile.trie.memory_bytes() as u64,
+            .and_then(|timeline| timeline_detail::summary_line(timeline, recording.hz)),
+        distinct_stacks: recording.trie.distinct_stacks() as u64,
+        trie_nodes: recording.trie.node_count() as u64,
+        trie_bytes: recording.trie.memory_bytes() as u64,
         addresses_unique: names.addresses_unique,
         addresses_looked_up: names.addresses_looked_up,
         addresses_named: names.addresses_named,
@@ -58,17 +63,17 @@ fn why_unsampled(stats: &Stats) -> Option<String> {
 pub(super) fn stats(
     files: &OutputFiles,
     to: &Destination,
-    profile: &Profile,
+    recording: &Recording,
     figures: &RunFigures,
 ) -> Result<()> {
-    let json = stats::json(&profile.process, profile.hz, &profile.stats, figures);
+    let json = stats::json(&recording.process, recording.hz, &recording.stats, figures);
     outputs::write_to(files, to, &mut |out| out.write_all(json.as_bytes()))
 }
 
 /// Prints the closing summary; `how` is the unwind method, which determines the hints.
 pub(super) fn summary(
     verbosity: Verbosity,
-    profile: &Profile,
+    recording: &Recording,
     names: &Names,
     figures: &RunFigures,
     how: UnwindMethod,
@@ -76,17 +81,17 @@ pub(super) fn summary(
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let hints = hints::of(profile, names, how);
-    messages::block(&summary::text(&profile.process, profile.hz, &profile.stats, figures, &hints));
+    let hints = hints::of(recording, names, how);
+    messages::block(&summary::text(&recording.process, recording.hz, &recording.stats, figures, &hints));
     if verbosity == Verbosity::Verbose {
-        messages::block(&missing_names(profile, names));
+        messages::block(&missing_names(recording, names));
     }
 }
 
 /// Prints the closing summary of a heap recording, with the `table` of leaks.
 pub(super) fn heap_summary(
     verbosity: Verbosity,
-    profile: &Profile,
+    recording: &Recording,
     names: &Names,
     figures: &RunFigures,
     (heap, values): (&Heap, &HeapValues),
@@ -95,25 +100,25 @@ pub(super) fn heap_summary(
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let lines = crate::cli::heap::lines(profile, heap, values);
+    let lines = crate::cli::heap::lines(recording, heap, values);
     messages::block(&summary::heap_text(
-        &profile.process,
+        &recording.process,
         heap.every_bytes,
-        &profile.stats,
+        &recording.stats,
         figures,
         &lines,
         &table,
     ));
     if verbosity == Verbosity::Verbose {
-        messages::block(&missing_names(profile, names));
+        messages::block(&missing_names(recording, names));
     }
 }
 
 /// Causes of missing names, by image.
-fn missing_names(profile: &Profile, names: &Names) -> String {
+fn missing_names(recording: &Recording, names: &Names) -> String {
     let mut out = String::new();
     for unnamed in &names.unnamed_by_image {
-        let image = profile.images.images().get(unnamed.image as usize);
+        let image = recording.images.images().get(unnamed.image as usize);
         let path = image.map_or("", |image| image.path.as_str());
         out += &escape_line(&format!("  unnamed  {} of {path}: {}", unnamed.addresses, unnamed.why));
         out.push('\n');
@@ -126,9 +131,9 @@ fn missing_names(profile: &Profile, names: &Names) -> String {
 }
 
 /// Why a recording ended early; the samples until then are written.
-pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
-    let why = profile.stats.cut_short.as_ref()?;
-    let seconds = profile.stats.duration_ns as f64 / 1e9;
+pub(super) fn cut_short(recording: &Recording) -> Option<Error> {
+    let why = recording.stats.cut_short.as_ref()?;
+    let seconds = recording.stats.duration_ns as f64 / 1e9;
     Some(Error::new(ErrorKind::System, format!("the recording ended after {seconds:.1} s: {why}")))
 }
 
@@ -148,20 +153,20 @@ pub(super) struct Nothing<'a> {
 const USED_NS_MIN: u64 = 50_000_000;
 
 /// Why a recording has no samples.
-pub(super) fn nothing_sampled(profile: &Profile, request: &Nothing<'_>) -> Error {
+pub(super) fn nothing_sampled(recording: &Recording, request: &Nothing<'_>) -> Error {
     let &Nothing { idle, off_cpu, program, command } = request;
-    let process = text::process(&profile.process.name, profile.process.pid);
-    let seconds = profile.stats.duration_ns as f64 / 1e9;
-    if let Some(why) = &profile.stats.cut_short {
+    let process = text::process(&recording.process.name, recording.process.pid);
+    let seconds = recording.stats.duration_ns as f64 / 1e9;
+    if let Some(why) = &recording.stats.cut_short {
         let text = format!("nothing was sampled of {process}: after {seconds:.1} s {why}");
         return Error::new(ErrorKind::System, text);
     }
     // A command that --kill-after ended was not too short.
-    let ended_by_itself = profile.stats.exit_status.filter(|_| command != CommandState::Killed);
-    let is_of_this_system = matches!(profile.process.backend, "ptrace" | "perf_event");
-    let why_it_stands = match profile.process.pid {
+    let ended_by_itself = recording.stats.exit_status.filter(|_| command != CommandState::Killed);
+    let is_of_this_system = matches!(recording.process.backend, "ptrace" | "perf_event");
+    let why_it_stands = match recording.process.pid {
         0 => None,
-        pid if is_of_this_system && profile.stats.exit_status.is_none() => system::why_it_stands_again(pid),
+        pid if is_of_this_system && recording.stats.exit_status.is_none() => system::why_it_stands_again(pid),
         _ => None,
     };
     let ended = |status| match status {
@@ -177,7 +182,7 @@ pub(super) fn nothing_sampled(profile: &Profile, request: &Nothing<'_>) -> Error
     let error =
         |why: &str| Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}{after}"));
     if let Some(program) = program.filter(|program| system::gains_rights(program)) {
-        let how = profile.stats.exit_status.map_or(String::new(), |status| ended(status) + "; ");
+        let how = recording.stats.exit_status.map_or(String::new(), |status| ended(status) + "; ");
         let program = program.display();
         return error(&format!(
             "{how}`{program}` gains rights when it starts (setuid, setgid or file capabilities), and only root \
@@ -187,7 +192,7 @@ pub(super) fn nothing_sampled(profile: &Profile, request: &Nothing<'_>) -> Error
     if let Some(why) = why_it_stands {
         return error(&format!("in {seconds:.1} s it did not run: {why}"));
     }
-    if let Some(why) = why_unsampled(&profile.stats).filter(|_| ended_by_itself.is_none() && !off_cpu) {
+    if let Some(why) = why_unsampled(&recording.stats).filter(|_| ended_by_itself.is_none() && !off_cpu) {
         return error(&why);
     }
     let why = match ended_by_itself {
@@ -202,17 +207,17 @@ pub(super) fn nothing_sampled(profile: &Profile, request: &Nothing<'_>) -> Error
                 "{how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
             )
         }
-        None if idle && profile.stats.samples_lost.contains_key("stopped by job control") => {
-            let pid = profile.process.pid;
+        None if idle && recording.stats.samples_lost.contains_key("stopped by job control") => {
+            let pid = recording.process.pid;
             format!(
                 "in {seconds:.1} s it did not run: it is stopped by job control; let it run: kill -CONT {pid}"
             )
         }
-        None if idle && profile.process.backend == "ptrace" => {
+        None if idle && recording.process.backend == "ptrace" => {
             format!("in {seconds:.1} s no thread could be stopped")
         }
         None if idle => format!("in {seconds:.1} s no thread ran or waited for a period"),
-        None if profile.process.pid == 0 => {
+        None if recording.process.pid == 0 => {
             format!("in {seconds:.1} s they used no CPU time; --idle also records threads that wait")
         }
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),

@@ -13,7 +13,7 @@ use crate::cli::{demo, messages, system, text};
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
-use crate::recording::Profile;
+use crate::recording::Recording;
 use crate::sampler::{self, Options};
 use crate::sources::gdb::{self, GdbHeap, GdbHeapSource};
 use crate::sources::signals::{self, Phase};
@@ -21,7 +21,7 @@ use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Role, SampleSource, Sampling, SamplingMethod};
 
 /// A profile, and the files of its process.
-type Sampled = (Profile, Arc<dyn Files>);
+type Sampled = (Recording, Arc<dyn Files>);
 
 /// Placeholder for a process id that is not known yet.
 const NO_PID: u32 = 0;
@@ -158,18 +158,18 @@ impl Recorder<'_> {
         let progress =
             Progress::start(Arc::clone(self.live), title, limit, self.verbosity == Verbosity::Quiet);
         signals::enter(Phase::Recording);
-        let profile = match sampled {
+        let recording = match sampled {
             SampleSource::Stopped(target) => sampler::record(target, clock, self.options, self.live),
             SampleSource::Pushed(source) => sampler::pushed::record(source, clock, self.options, self.live),
         };
         progress.finish();
-        let mut profile = profile?;
+        let mut recording = recording?;
         // A simulated run has no wall-clock time.
         if !matches!(self.source, Source::Sim { .. }) {
-            let passed_ns = clock.now_ns().saturating_sub(profile.stats.begun_ns);
-            profile.stats.begun_unix_ns = unix_ns().map(|now_ns| now_ns.saturating_sub(passed_ns));
+            let passed_ns = clock.now_ns().saturating_sub(recording.stats.begun_ns);
+            recording.stats.begun_unix_ns = unix_ns().map(|now_ns| now_ns.saturating_sub(passed_ns));
         }
-        Ok((profile, files))
+        Ok((recording, files))
     }
 }
 
@@ -198,12 +198,12 @@ fn end_command(pid: u32, kill: bool, sampled: Result<Sampled>) -> Result<(Sample
         (None, None) if kill => CommandState::Survived,
         (None, None) => CommandState::Runs,
     };
-    let (mut profile, files) = sampled.map_err(|error| match state {
+    let (mut recording, files) = sampled.map_err(|error| match state {
         _ if state.still_runs() => {
             Error::new(error.kind(), format!("{error}; the command runs on as pid {pid}"))
         }
         _ => error,
     })?;
-    profile.stats.exit_status = profile.stats.exit_status.or(end);
-    Ok(((profile, files), state))
+    recording.stats.exit_status = recording.stats.exit_status.or(end);
+    Ok(((recording, files), state))
 }

@@ -3,7 +3,7 @@ use super::*;
 use crate::profile::{Function, Line, Mapping, SavedBuilder};
 
 /// A profile of one process from `frame;frame` texts and counts.
-pub(crate) fn saved(about: About, process: &str, stacks: &[(&str, u64)]) -> Saved {
+pub(crate) fn saved(about: About, process: &str, stacks: &[(&str, u64)]) -> SavedProfile {
     let mut builder = SavedBuilder::new(about);
     let process = builder.text(process).expect("fits");
     let root = StackRoot { process, thread: None, complete: true, waiting: false };
@@ -99,7 +99,7 @@ fn without_inlines_their_time_belongs_to_the_outer_function() {
 }
 
 /// A profile of stacks `main;[m.so:fn+0x10]`, with the build id of `m.so`.
-fn of_build(id: &str, functions: &[(&str, u64)]) -> Saved {
+fn of_build(id: &str, functions: &[(&str, u64)]) -> SavedProfile {
     let mut builder = SavedBuilder::new(About::default());
     let process = builder.text("work").expect("fits");
     let root = StackRoot { process, thread: None, complete: true, waiting: false };

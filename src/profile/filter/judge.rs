@@ -1,6 +1,6 @@
 //! Evaluates the conditions of a filter for every frame and every root of a profile.
 //!
-//! Input: a [`Saved`] and a [`Filter`]. Output: a verdict for each, computed once. A condition
+//! Input: a [`SavedProfile`] and a [`Filter`]. Output: a verdict for each, computed once. A condition
 //! costs the length of a name, and a small file can have a long name in many places: each text is
 //! tested once, and composed names are limited like a table of names.
 
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use super::condition::Filter;
 use crate::profile::full::Full;
 use crate::profile::root_names::thread_name;
-use crate::profile::saved::{Line, Saved};
+use crate::profile::saved::{Line, SavedProfile};
 use crate::profile::texts::{MAX_TEXT_BYTES, TextId};
 use crate::profile::{INCOMPLETE, shown};
 
@@ -51,7 +51,7 @@ pub(super) struct RootMatch {
 
 /// Evaluates the conditions.
 pub(super) struct Judge<'j, 'f> {
-    saved: &'j Saved,
+    saved: &'j SavedProfile,
     filter: &'j Filter<'f>,
     lines: bool,
     texts: Vec<Option<Matched>>,
@@ -61,7 +61,7 @@ pub(super) struct Judge<'j, 'f> {
 }
 
 impl<'j, 'f> Judge<'j, 'f> {
-    pub(super) fn new(saved: &'j Saved, filter: &'j Filter<'f>, lines: bool) -> Judge<'j, 'f> {
+    pub(super) fn new(saved: &'j SavedProfile, filter: &'j Filter<'f>, lines: bool) -> Judge<'j, 'f> {
         let texts = vec![None; saved.texts().count()];
         Judge { saved, filter, lines, texts, with_lines: HashMap::new(), left: MAX_TEXT_BYTES }
     }

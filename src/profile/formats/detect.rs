@@ -1,7 +1,7 @@
 //! Reads a file of any known format as a saved profile.
 //!
 //! The content determines the format; the file name is for messages only. Input: bytes, hostile. Output:
-//! [`Saved`], or one line with the file and the position. All memory is bounded: packed files by
+//! [`SavedProfile`], or one line with the file and the position. All memory is bounded: packed files by
 //! [`MAX_RATIO`] and [`MAX_SMALL_BYTES`], formats by their own limits.
 
 use std::borrow::Cow;
@@ -19,7 +19,7 @@ use super::gzip::{self, Members};
 use super::tally::Tally;
 use super::{encoding, firefox, folded_read, foreign, otlp, perf_script, pprof, speedscope};
 use crate::error::{Error, ErrorKind, Result, cannot_read};
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 
 /// Most bytes of a pprof or OTLP file, unpacked: the whole file is read into memory.
 pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
@@ -58,7 +58,7 @@ pub enum Strictness {
 #[derive(Debug)]
 pub struct ReadProfile {
     /// The profile.
-    pub saved: Saved,
+    pub saved: SavedProfile,
     /// One line each: skipped and excluded parts.
     pub remarks: Vec<String>,
 }
@@ -98,7 +98,7 @@ pub fn read_file_of_type(
 ///
 /// # Errors
 /// [`ErrorKind::Input`] with a line that has the file and the position.
-pub fn read(reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<Saved> {
+pub fn read(reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<SavedProfile> {
     read_with(reader, name, packed_bytes, Strictness::Lenient).map(|read| read.saved)
 }
 
@@ -138,7 +138,7 @@ pub fn read_of_type(
 }
 
 /// A profile, gzipped or not.
-fn any(mut reader: impl BufRead, name: &str, packed_bytes: u64, tally: &mut Tally) -> Result<Saved> {
+fn any(mut reader: impl BufRead, name: &str, packed_bytes: u64, tally: &mut Tally) -> Result<SavedProfile> {
     let head = head(&mut reader, name)?;
     if !head.starts_with(&gzip::MAGIC) {
         return unpacked(head, reader, name, tally);
@@ -160,7 +160,7 @@ fn head(reader: &mut impl Read, name: &str) -> Result<Vec<u8>> {
     Ok(head)
 }
 
-fn unpacked(head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) -> Result<Saved> {
+fn unpacked(head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) -> Result<SavedProfile> {
     if encoding::is_utf16(&head) {
         let mut reader = encoding::utf16(Cursor::new(head).chain(rest));
         let head = self::head(&mut reader, name)?;
@@ -170,7 +170,12 @@ fn unpacked(head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) ->
 }
 
 /// Reads a profile that is neither packed nor UTF-16.
-fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) -> Result<Saved> {
+fn text_or_pprof(
+    mut head: Vec<u8>,
+    rest: impl BufRead,
+    name: &str,
+    tally: &mut Tally,
+) -> Result<SavedProfile> {
     // Windows editors and shells write a byte order mark.
     if head.starts_with(&BYTE_ORDER_MARK) {
         head.drain(..BYTE_ORDER_MARK.len());
@@ -273,7 +278,7 @@ impl Shared<'_> {
     }
 }
 
-fn json(bytes: &[u8], name: &str, tally: &mut Tally) -> Result<Saved> {
+fn json(bytes: &[u8], name: &str, tally: &mut Tally) -> Result<SavedProfile> {
     let any: AnyJson<'_> = serde_json::from_slice(bytes).map_err(|error| {
         if let Some(advice) = advice(bytes) {
             return refused(name, advice);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::profile::about::About;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{Event, EventKind, Loss, Timeline};
 
@@ -85,7 +85,7 @@ impl<'a> Extra<'a> {
     }
 
     /// Adds times to the key, for a profile written thread by thread: first the samples with times.
-    pub(super) fn with_times(self, saved: &Saved, timeline: &Timeline) -> Extra<'a> {
+    pub(super) fn with_times(self, saved: &SavedProfile, timeline: &Timeline) -> Extra<'a> {
         let text = |id: TextId| saved.text(id).to_owned();
         let losses = timeline.losses.iter();
         let losses = losses.map(|loss| (loss.since_ns, loss.at_ns, loss.lost_ns, text(loss.reason)));

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use super::extra::Extra;
 use crate::profile::about::SAMPLES;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::profile::texts::TextId;
 use crate::profile::views::threads::{ByThread, OneThread};
 use categories::CATEGORIES;
@@ -58,7 +58,7 @@ const MERGED_TID: u32 = 0;
 ///
 /// # Errors
 /// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a stack with more than 2^41 samples.
-pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(saved: &SavedProfile, out: &mut dyn Write) -> io::Result<()> {
     write_addresses(saved, &Libraries::of(saved), out)
 }
 
@@ -66,7 +66,7 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of [`write()`].
-pub fn write_addresses(saved: &Saved, libraries: &Libraries, out: &mut dyn Write) -> io::Result<()> {
+pub fn write_addresses(saved: &SavedProfile, libraries: &Libraries, out: &mut dyn Write) -> io::Result<()> {
     let about = &saved.about;
     let counts_samples = about.unit == SAMPLES;
     let period_ns = about.period_ns().filter(|_| counts_samples).unwrap_or(INTERVAL_NS);
@@ -119,7 +119,7 @@ impl Threads<'_> {
 }
 
 /// Metadata of the file.
-fn meta(saved: &Saved, period_ns: f64) -> Value {
+fn meta(saved: &SavedProfile, period_ns: f64) -> Value {
     let about = &saved.about;
     let product = match (about.unit == SAMPLES, about.hz) {
         (true, Some(_)) => PRODUCT.to_owned(),
@@ -175,7 +175,7 @@ struct SampleSpacing {
 
 /// Writes counts as consecutive samples.
 fn write_counts(
-    saved: &Saved,
+    saved: &SavedProfile,
     code: &Code<'_>,
     SampleSpacing { period_ns, weight_max, has_time }: SampleSpacing,
     threads: &mut Threads<'_>,
@@ -221,7 +221,7 @@ fn write_counts(
 }
 
 /// A thread of a profile without times.
-fn identity<'s>(saved: &Saved, code: &Code<'s>, of: &OneThread, pid: String) -> Identity<'s> {
+fn identity<'s>(saved: &SavedProfile, code: &Code<'s>, of: &OneThread, pid: String) -> Identity<'s> {
     // The texts of the remaining counts are those of the profile.
     let process = code.saved.text(of.process);
     let (name, tid, is_main) = match of.thread {

@@ -33,14 +33,14 @@ pub fn write(stacks: &ByName, out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::Saved;
+    use crate::profile::SavedProfile;
     use crate::profile::formats::folded_read;
 
-    fn saved(text: &str) -> Saved {
+    fn saved(text: &str) -> SavedProfile {
         folded_read::read(text.as_bytes(), "a").expect("reads")
     }
 
-    fn text(saved: &Saved) -> String {
+    fn text(saved: &SavedProfile) -> String {
         let mut out = Vec::new();
         write(&ByName::of(saved, false).expect("fits"), &mut out).expect("a Vec takes everything");
         String::from_utf8(out).expect("UTF-8")

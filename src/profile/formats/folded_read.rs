@@ -1,6 +1,6 @@
 //! Reads folded stacks, `process;frame;frame COUNT` per line, directly into a profile.
 //!
-//! Input: text in any order, of any size. Output: [`Saved`]; equal stacks are added up. Only the current line
+//! Input: text in any order, of any size. Output: [`SavedProfile`]; equal stacks are added up. Only the current line
 //! is in memory. A line mostly has a common prefix with the previous one: those frames are known nodes
 //! already, and only the rest is looked up. Any other line is an error with file and line number. Writing is
 //! not done here.
@@ -14,7 +14,7 @@ use super::failure::broken;
 use super::fractions::Fractions;
 use super::tally::{NO_STACK, Tally};
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot, UNKNOWN};
+use crate::profile::{About, INCOMPLETE, MAX_DEPTH, SavedBuilder, SavedProfile, StackRoot, UNKNOWN};
 use crate::trie::NodeId;
 
 /// Longest line: the deepest possible stack ([`MAX_DEPTH`]) with names of 64 bytes. A longer one means that
@@ -36,14 +36,14 @@ const NO_TEXT: &str = "not text; this is not a profile";
 /// # Errors
 /// [`ErrorKind::Input`]: `FILE:LINE: expected "stack count"` if more than half of the lines are invalid, and
 /// for anything beyond a limit: a line, a count, the sum of all counts, a table of the profile.
-pub fn read(input: impl Read, file: &str) -> Result<Saved> {
+pub fn read(input: impl Read, file: &str) -> Result<SavedProfile> {
     let mut tally = Tally::new(file);
     let saved = read_lines(input, file, &mut tally)?;
     tally.judge(false).map(|_| saved)
 }
 
 /// Reads folded stacks, and counts invalid lines.
-pub(super) fn read_lines(mut input: impl Read, file: &str, tally: &mut Tally) -> Result<Saved> {
+pub(super) fn read_lines(mut input: impl Read, file: &str, tally: &mut Tally) -> Result<SavedProfile> {
     let mut reader = Reader::new(file, tally);
     let mut buffer = vec![0; BLOCK_BYTES];
     // The range of unused bytes, and how many of them are known to contain no newline.
@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Builds the profile after the last line.
-    fn finish(mut self) -> Result<Saved> {
+    fn finish(mut self) -> Result<SavedProfile> {
         let lines = self.tally.understood();
         if self.numbered_names_differ && self.two_counts == lines {
             let what = "two counts on every line: a differential profile, as difffolded.pl and stackprof diff \

@@ -1,6 +1,6 @@
 //! One HTML file that shows a profile, or a comparison of two, without a network or a server.
 //!
-//! Input: [`Saved`] profiles. Output: a page (`html/page.rs`) with the files of src/html as script and style;
+//! Input: [`SavedProfile`] profiles. Output: a page (`html/page.rs`) with the files of src/html as script and style;
 //! the data are tables of numbers and a list of strings (`html/tables.rs`), gzipped and in base64. Nothing
 //! else in the file comes from a profile, so nothing of it can be markup. docs/html.md describes the data
 //! format.
@@ -23,7 +23,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::super::full::Full;
-use super::super::saved::Saved;
+use super::super::saved::SavedProfile;
 use crate::escape::escape_line;
 pub use code::{CodeReader, SOURCES_BYTES_MAX};
 pub use header::{Compare, Measure};
@@ -49,7 +49,7 @@ impl Page {
     ///
     /// # Errors
     /// [`Full`] if a table is too small.
-    pub fn of(saved: &Saved, title: &str, source: Option<&str>) -> Result<Page, Full> {
+    pub fn of(saved: &SavedProfile, title: &str, source: Option<&str>) -> Result<Page, Full> {
         let mut page = Page {
             title: escape_line(title).into_owned(),
             unit: saved.about.unit.clone(),
@@ -67,7 +67,7 @@ impl Page {
     /// # Errors
     /// [`Full`] if a table is too small.
     pub fn compared(
-        sides: [(&str, &Saved, Matching<'_>); 2],
+        sides: [(&str, &SavedProfile, Matching<'_>); 2],
         title: &str,
         compare: Compare,
     ) -> Result<Page, Full> {

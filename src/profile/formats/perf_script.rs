@@ -1,7 +1,7 @@
 //! Converts the output of `perf script` to a saved profile.
 //!
 //! Input: events, each a line `comm pid/tid [cpu] time: period event:`, followed by the stack, leaf first,
-//! with a line `address symbol+0x1f (module)` each. Output: [`Saved`] with addresses, modules and source
+//! with a line `address symbol+0x1f (module)` each. Output: [`SavedProfile`] with addresses, modules and source
 //! lines. An event weighs its period if periods vary, as in perf report, else it is one sample; only events
 //! with the first one's name count, and the number of others is reported. If each event has its time, samples
 //! keep it, with their CPU and thread. Records other than samples are ignored. Any other line is skipped and
@@ -22,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::profile::MAX_DEPTH;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
-use crate::profile::saved::{Function, Line, Mapping, Saved, StackRoot};
+use crate::profile::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::TimedSample;
 use crate::trie::NodeId;
@@ -48,14 +48,14 @@ const PERIOD_NS_MAX: u64 = 1_000_000_000;
 /// # Errors
 /// [`ErrorKind::Input`]: `FILE:LINE: expected …` if more than half of the lines are neither events nor
 /// frames, and for anything beyond a limit.
-pub fn read(reader: impl BufRead, file: &str) -> Result<Saved> {
+pub fn read(reader: impl BufRead, file: &str) -> Result<SavedProfile> {
     let mut tally = Tally::new(file);
     let saved = read_lines(reader, file, &mut tally)?;
     tally.judge(false).map(|_| saved)
 }
 
 /// Reads the text, and counts invalid lines.
-pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally) -> Result<Saved> {
+pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally) -> Result<SavedProfile> {
     let mut state = State::default();
     let mut line = Vec::new();
     for number in 1u64.. {
@@ -416,7 +416,7 @@ impl State {
     }
 
     /// Counts all stacks, once the unit of counts is known.
-    fn finish(mut self, tally: &mut Tally) -> std::result::Result<Saved, Malformed> {
+    fn finish(mut self, tally: &mut Tally) -> std::result::Result<SavedProfile, Malformed> {
         self.end_event()?;
         let Some(kind) = self.kind.take() else { return Ok(self.builder.finish()) };
         let (plain, _) = without_unit(&kind.name);

@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::extra::Extra;
 use crate::escape::{escape_json, escape_line};
 use crate::profile::root_names::INCOMPLETE;
-use crate::profile::saved::{Saved, StackRoot, UNKNOWN};
+use crate::profile::saved::{SavedProfile, StackRoot, UNKNOWN};
 use crate::profile::timeline::ThreadTimeline;
 use crate::profile::views::threads::{ByThread, OneThread};
 pub(super) use frame::FileFrame;
@@ -34,7 +34,7 @@ const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 ///
 /// # Errors
 /// Errors of the writer.
-pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(saved: &SavedProfile, title: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
     let saved = &saved.without_addresses().map_err(io::Error::other)?;
     let frames = Frames::of(saved);
     let timeline = saved.timeline().filter(|timeline| timed::fits(saved, timeline, &frames));
@@ -79,7 +79,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
 
 /// Writes the profile of a thread. Returns its total.
 fn one(
-    saved: &Saved,
+    saved: &SavedProfile,
     by_thread: &ByThread<'_>,
     thread: &OneThread,
     frames: &Frames<'_>,
@@ -147,7 +147,7 @@ struct Frames<'s> {
 }
 
 impl<'s> Frames<'s> {
-    fn of(saved: &'s Saved) -> Frames<'s> {
+    fn of(saved: &'s SavedProfile) -> Frames<'s> {
         let mut known: HashMap<FileFrame<'s>, u32> = HashMap::new();
         let mut frames =
             Frames { table: Vec::new(), spans: Vec::new(), lists: Vec::new(), incomplete: 0, waiting: 0 };

@@ -43,7 +43,7 @@ fn stack(builder: &mut SavedBuilder, function: &str, complete: bool, count: u64)
 }
 
 /// A profile of two threads: single samples, long runs, waits, a stack with untimed counts.
-fn profile(seed: u64) -> Saved {
+fn profile(seed: u64) -> SavedProfile {
     let mut random = Random(seed);
     let mut builder = SavedBuilder::new(About {
         hz: Some(1000),
@@ -95,7 +95,7 @@ fn profile(seed: u64) -> Saved {
 }
 
 /// Counts by stack, and losses by reason.
-fn counts(saved: &Saved) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
+fn counts(saved: &SavedProfile) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
     let mut counts = BTreeMap::new();
     saved.for_each_stack(|root, frames, count| {
         let mut name = format!("{} ", root.complete);
@@ -106,7 +106,7 @@ fn counts(saved: &Saved) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
 }
 
 /// Sums counts and losses of parts.
-fn sum(parts: &[Saved]) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
+fn sum(parts: &[SavedProfile]) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
     let mut sums = (BTreeMap::new(), BTreeMap::new());
     for part in parts {
         let (stacks, lost) = counts(part);
@@ -125,7 +125,7 @@ fn adjacent_parts_have_the_counts_of_the_whole() {
         ends.extend((0..random.within(1, 6)).map(|_| random.within(0, END_NS)));
         ends.sort_unstable();
         ends.dedup();
-        let parts: Vec<Saved> = ends
+        let parts: Vec<SavedProfile> = ends
             .windows(2)
             .map(|ends| whole.in_time_range(&(ends[0]..ends[1])).expect("fits").expect("it has times"))
             .collect();

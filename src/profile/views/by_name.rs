@@ -1,6 +1,6 @@
 //! The stacks of a profile as names, for folded text, flame graphs and comparisons.
 //!
-//! Input: a [`Saved`]. Output: a tree of names that merges stacks with equal names. Its order is
+//! Input: a [`SavedProfile`]. Output: a tree of names that merges stacks with equal names. Its order is
 //! that of the bytes of the folded lines (`LC_ALL=C sort`), so that folded text is written line by
 //! line without building a string per stack.
 
@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 use crate::profile::StackFrame;
 use crate::profile::full::Full;
 use crate::profile::root_names::{RootNames, shown};
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::{NodeId, Trie};
 
@@ -40,7 +40,7 @@ impl ByName {
     ///
     /// # Errors
     /// [`Full`] if inlined functions make more nodes than fit.
-    pub fn of(saved: &Saved, lines: bool) -> Result<ByName, Full> {
+    pub fn of(saved: &SavedProfile, lines: bool) -> Result<ByName, Full> {
         let mut by_name = ByName::default();
         let mut full = Ok(());
         // The names of each frame, as a range of `names`.
@@ -77,7 +77,12 @@ impl ByName {
         Ok(by_name)
     }
 
-    fn root(&mut self, saved: &Saved, root: &StackRoot, names: &mut RootNames) -> Result<NodeId, Full> {
+    fn root(
+        &mut self,
+        saved: &SavedProfile,
+        root: &StackRoot,
+        names: &mut RootNames,
+    ) -> Result<NodeId, Full> {
         let trie = &mut self.trie;
         let mut node = NodeId(0);
         names.of(saved, root, &mut self.texts, |name| {

@@ -1,6 +1,6 @@
 //! A profile as a tree of names, from the root or from the leaves, without nodes below a threshold.
 //!
-//! Input: a [`Saved`]. Output: nodes in pre-order with their total counts. A picture of a profile
+//! Input: a [`SavedProfile`]. Output: nodes in pre-order with their total counts. A picture of a profile
 //! with millions of nodes shows some thousands, so only those are created: frames of the trie with
 //! the same names are grouped level by level, and groups below the threshold are not expanded.
 //! Omitted counts stay in the totals of their callers.
@@ -9,7 +9,7 @@ use crate::profile::StackFrame;
 use crate::profile::full::Full;
 use crate::profile::root_names::RootNames;
 use crate::profile::root_names::shown;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 
@@ -46,7 +46,12 @@ impl CallTree {
     ///
     /// # Errors
     /// [`Full`] if there are more names than fit.
-    pub fn of(saved: &Saved, lines: bool, direction: Direction, least_share: f64) -> Result<CallTree, Full> {
+    pub fn of(
+        saved: &SavedProfile,
+        lines: bool,
+        direction: Direction,
+        least_share: f64,
+    ) -> Result<CallTree, Full> {
         let names = NameTable::of(saved, lines)?;
         let least = ((least_share * saved.total() as f64).ceil() as u64).max(1);
         let nodes = match direction {
@@ -96,7 +101,7 @@ struct Group {
 
 /// Names of the frames of a profile.
 struct NameTable<'a> {
-    saved: &'a Saved,
+    saved: &'a SavedProfile,
     texts: Texts,
     /// Names of all frames, outermost first.
     names: Vec<TextId>,
@@ -108,7 +113,7 @@ struct NameTable<'a> {
 }
 
 impl<'a> NameTable<'a> {
-    fn of(saved: &'a Saved, lines: bool) -> Result<NameTable<'a>, Full> {
+    fn of(saved: &'a SavedProfile, lines: bool) -> Result<NameTable<'a>, Full> {
         let mut found =
             NameTable { saved, texts: Texts::new(), names: Vec::new(), starts: vec![0], distinct: true };
         let mut roots = RootNames::default();
@@ -284,12 +289,12 @@ mod tests {
     use crate::profile::formats::folded_read;
     use crate::profile::{About, Function, Line, SavedBuilder, StackRoot};
 
-    fn saved(text: &str) -> Saved {
+    fn saved(text: &str) -> SavedProfile {
         folded_read::read(text.as_bytes(), "a").expect("reads")
     }
 
     /// `depth name total` of each node.
-    fn tree(saved: &Saved, direction: Direction, least_share: f64) -> Vec<String> {
+    fn tree(saved: &SavedProfile, direction: Direction, least_share: f64) -> Vec<String> {
         let tree = CallTree::of(saved, false, direction, least_share).expect("fits");
         let nodes = tree.nodes().iter();
         nodes.map(|node| format!("{} {} {}", node.depth, tree.text(node.name), node.total)).collect()

@@ -1,6 +1,6 @@
 //! The functions of a profile with their self and total counts.
 //!
-//! Input: a [`Saved`]. Output: one row per function and module, the most self counts first, as in `perf
+//! Input: a [`SavedProfile`]. Output: one row per function and module, the most self counts first, as in `perf
 //! report` and `pprof -top`. A recursive function counts once per stack; an inlined function is a function.
 //! The time is linear in the nodes of the trie.
 
@@ -10,7 +10,7 @@ use crate::escape::file_name;
 use crate::profile::StackFrame;
 use crate::profile::full::Full;
 use crate::profile::root_names::shown;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 
@@ -40,7 +40,7 @@ impl FunctionTable {
     ///
     /// # Errors
     /// [`Full`] if there are more names than fit.
-    pub fn of(saved: &Saved, lines: bool) -> Result<FunctionTable, Full> {
+    pub fn of(saved: &SavedProfile, lines: bool) -> Result<FunctionTable, Full> {
         let mut functions = Functions::of(saved, lines)?;
         functions.count(saved);
         let Functions { texts, mut rows, .. } = functions;
@@ -84,7 +84,7 @@ struct Functions {
 }
 
 impl Functions {
-    fn of(saved: &Saved, lines: bool) -> Result<Functions, Full> {
+    fn of(saved: &SavedProfile, lines: bool) -> Result<Functions, Full> {
         let mut all = Functions {
             texts: Texts::new(),
             rows: Vec::new(),
@@ -127,7 +127,7 @@ impl Functions {
     }
 
     /// Adds the counts of all stacks.
-    fn count(&mut self, saved: &Saved) {
+    fn count(&mut self, saved: &SavedProfile) {
         let trie = saved.trie();
         let subtotals = subtotals(saved);
         let Functions { rows, of_frames, starts, .. } = self;
@@ -170,7 +170,7 @@ impl Functions {
 }
 
 /// By node of the trie: the counts of all stacks through it.
-fn subtotals(saved: &Saved) -> Vec<u64> {
+fn subtotals(saved: &SavedProfile) -> Vec<u64> {
     let trie = saved.trie();
     let mut subtotals: Vec<u64> =
         (0..trie.node_count() as u32).map(|node| trie.count(NodeId(node))).collect();
@@ -184,7 +184,7 @@ fn subtotals(saved: &Saved) -> Vec<u64> {
 }
 
 /// File name of a frame's module; empty if not known.
-fn module_name(saved: &Saved, frame: u32) -> &str {
+fn module_name(saved: &SavedProfile, frame: u32) -> &str {
     let mapping = saved.frames().get(frame as usize).and_then(|frame| frame.mapping);
     let mapping = mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
     mapping.map_or("", |mapping| file_name(saved.text(mapping.path)))
@@ -197,7 +197,7 @@ mod tests {
     use crate::profile::{About, Function, Line, Mapping, SavedBuilder, StackRoot};
 
     /// `name module self total` of each function.
-    fn rows(saved: &Saved) -> Vec<String> {
+    fn rows(saved: &SavedProfile) -> Vec<String> {
         let table = FunctionTable::of(saved, false).expect("fits");
         let text = |row: &FunctionRow| {
             let (name, module) = (table.text(row.name), table.text(row.module));
@@ -246,6 +246,6 @@ mod tests {
 
     #[test]
     fn an_empty_profile_has_none() {
-        assert!(rows(&Saved::default()).is_empty());
+        assert!(rows(&SavedProfile::default()).is_empty());
     }
 }

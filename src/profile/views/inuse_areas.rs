@@ -6,15 +6,15 @@
 
 use std::collections::HashMap;
 
-use crate::profile::saved::{Saved, UNKNOWN};
+use crate::profile::saved::{SavedProfile, UNKNOWN};
 use crate::trie::NodeId;
 
 /// Callers with their own area: as many as there are distinguishable colors.
 const AREAS: usize = 8;
 
-impl Saved {
+impl SavedProfile {
     /// Groups the memory in use over time by this many callers of the allocator. Functions for which `skip` is true are
-    /// skipped as in [`Saved::leaks`].
+    /// skipped as in [`SavedProfile::leaks`].
     pub fn group_inuse(&mut self, callers: usize, skip: &dyn Fn(&str) -> bool) {
         let Some(mut history) = self.values.as_mut().and_then(|values| values.history.take()) else { return };
         let mut names: HashMap<NodeId, String> = HashMap::new();

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use crate::heap::Estimate;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::trie::NodeId;
 
 /// Allocation wrappers, without their arguments.
@@ -216,7 +216,7 @@ pub struct Leak {
     pub callers: Vec<String>,
 }
 
-impl Saved {
+impl SavedProfile {
     /// Memory in use by this many callers of the allocator, the most bytes first. Functions for which `skip` is true
     /// are skipped like [wrappers](is_wrapper).
     #[must_use]

@@ -1,12 +1,12 @@
 //! The stacks of a saved profile by thread, for formats that separate threads.
 //!
-//! Input: a [`Saved`]. Output: its threads, and the stacks of each. If threads were merged, a
+//! Input: a [`SavedProfile`]. Output: its threads, and the stacks of each. If threads were merged, a
 //! process is one thread.
 
 use std::collections::HashMap;
 
 use crate::profile::StackFrame;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::texts::TextId;
 use crate::trie::{Children, NodeId};
 
@@ -23,7 +23,7 @@ pub struct OneThread {
 
 /// The threads of a profile.
 pub struct ByThread<'s> {
-    saved: &'s Saved,
+    saved: &'s SavedProfile,
     children: Children,
     threads: Vec<OneThread>,
 }
@@ -31,7 +31,7 @@ pub struct ByThread<'s> {
 impl<'s> ByThread<'s> {
     /// Groups the stacks by thread, in the order of first use.
     #[must_use]
-    pub fn of(saved: &'s Saved) -> ByThread<'s> {
+    pub fn of(saved: &'s SavedProfile) -> ByThread<'s> {
         let children = saved.trie().children();
         let mut threads: Vec<OneThread> = Vec::new();
         let mut known: HashMap<(TextId, Option<(TextId, u64)>), usize> = HashMap::new();
@@ -55,7 +55,7 @@ impl<'s> ByThread<'s> {
     }
 
     /// Visits the stacks of a thread with a count: the root, the frames (indexes into
-    /// [`Saved::frames`], outermost first) and the count.
+    /// [`SavedProfile::frames`], outermost first) and the count.
     pub fn for_each_stack(&self, thread: &OneThread, visit: &mut dyn FnMut(&StackRoot, &[u32], u64)) {
         for &node in &thread.roots {
             let Some(root) = root_of(self.saved, node) else { continue };
@@ -74,7 +74,7 @@ impl<'s> ByThread<'s> {
     }
 }
 
-fn root_of(saved: &Saved, node: u32) -> Option<&StackRoot> {
+fn root_of(saved: &SavedProfile, node: u32) -> Option<&StackRoot> {
     match saved.trie().key(NodeId(node))? {
         StackFrame::Root(root) => saved.roots().get(root as usize),
         StackFrame::Frame(_) => None,
@@ -82,7 +82,7 @@ fn root_of(saved: &Saved, node: u32) -> Option<&StackRoot> {
 }
 
 /// The frame of a node below a root; an invalid index if there is none.
-fn frame_of(saved: &Saved, node: u32) -> u32 {
+fn frame_of(saved: &SavedProfile, node: u32) -> u32 {
     match saved.trie().key(NodeId(node)) {
         Some(StackFrame::Frame(frame)) => frame,
         _ => u32::MAX,

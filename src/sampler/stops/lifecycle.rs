@@ -10,7 +10,7 @@ use super::super::target_processes::{BY_NO_KNOWN_THREAD, observed};
 use super::super::thread::unknown_status;
 use super::{StopDriver, StopState};
 use crate::addr::Avma;
-use crate::recording::Profile;
+use crate::recording::Recording;
 use crate::recording::timeline::EventKind;
 use crate::sources::{ThreadId, ThreadStatus};
 
@@ -280,7 +280,7 @@ impl StopDriver<'_> {
     // ---- the end
 
     /// Closes all accounts.
-    pub(in super::super) fn finish(mut self) -> Profile {
+    pub(in super::super) fn finish(mut self) -> Recording {
         self.walk_captured();
         self.walk_all_deferred(DueSamples::All);
         if self.recorder.stats.duration_ns == 0 {

@@ -1,10 +1,10 @@
 //! Cached facts about code addresses on stacks: how to find the caller there, and whether a call returns there.
-//! Input: code addresses; output: [`Rule`]s, and for the few frames that need them all saved registers ([`Saved`])
+//! Input: code addresses; output: [`Rule`]s, and for the few frames that need them all saved registers ([`SavedProfile`])
 //! or a whole row. Void when the images change, except for facts about files, which processes share.
 
 use std::ops::Range;
 
-use super::rule::{self, Rule, RuleKind, Saved};
+use super::rule::{self, Rule, RuleKind, SavedProfile};
 use super::stack_base::StackBase;
 use super::{stack_base, start};
 use crate::addr::{Avma, CodeAddress};
@@ -27,7 +27,7 @@ const UNUSUAL_MAX: usize = 4096;
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Cache {
     rules: Table<Rule>,
-    saved: Table<Saved>,
+    saved: Table<SavedProfile>,
     /// Rows of another form, and unreliable ordinary ones.
     unusual: Vec<UnusualRule>,
     pub(super) by_calls: CallRows<X86_64>,
@@ -43,7 +43,7 @@ pub(in crate::walk) struct Cache {
 struct SharedRule {
     rule: Rule,
     /// For an ordinary rule.
-    saved: Saved,
+    saved: SavedProfile,
     /// The row of an unusual rule.
     unusual: Option<Box<UnusualRule>>,
 }
@@ -173,7 +173,7 @@ impl Cache {
     }
 
     /// The places of the caller's registers at an address with an ordinary rule.
-    pub(super) fn saved(&mut self, address: CodeAddress, code: &dyn Code) -> Saved {
+    pub(super) fn saved(&mut self, address: CodeAddress, code: &dyn Code) -> SavedProfile {
         if let Some(saved) = self.saved.get(key(address)) {
             return saved;
         }
@@ -234,19 +234,19 @@ impl Cache {
             CallerRule::Unproved(row, proof) => {
                 let switch = switching::at::<X86_64>(address, &row, code);
                 let kept = UnusualRule { row: *row, switch, not_called: false, fiber: false, proof };
-                (self.keep_unusual(kept).read_from_code(), Saved::default())
+                (self.keep_unusual(kept).read_from_code(), SavedProfile::default())
             }
-            CallerRule::Root => (Rule::of_kind(RuleKind::Root), Saved::default()),
+            CallerRule::Root => (Rule::of_kind(RuleKind::Root), SavedProfile::default()),
             CallerRule::StackBase(StackBase { not_called: true, fiber }) => {
                 let switch = FrameSwitch::No;
                 let kept = UnusualRule { row: root_row(), switch, not_called: true, fiber, proof };
-                (self.keep_unusual(kept), Saved::default())
+                (self.keep_unusual(kept), SavedProfile::default())
             }
             CallerRule::StackBase(StackBase { fiber, .. }) => {
-                (Rule::of_kind(if fiber { RuleKind::Fiber } else { RuleKind::Root }), Saved::default())
+                (Rule::of_kind(if fiber { RuleKind::Fiber } else { RuleKind::Root }), SavedProfile::default())
             }
-            CallerRule::Marked => (Rule::of_kind(RuleKind::Marked), Saved::default()),
-            CallerRule::Nothing => (Rule::of_kind(RuleKind::Unknown), Saved::default()),
+            CallerRule::Marked => (Rule::of_kind(RuleKind::Marked), SavedProfile::default()),
+            CallerRule::Nothing => (Rule::of_kind(RuleKind::Unknown), SavedProfile::default()),
         };
         let rule = rule.returning(returns);
         if !code.commit_dependencies(lookup_of(key(address))) {
@@ -265,7 +265,7 @@ impl Cache {
         rule
     }
 
-    fn insert(&mut self, address: CodeAddress, rule: Rule, saved: Saved) {
+    fn insert(&mut self, address: CodeAddress, rule: Rule, saved: SavedProfile) {
         self.rules.insert(key(address), rule);
         if rule.is_ordinary() {
             self.saved.insert(key(address), saved);
@@ -282,16 +282,16 @@ impl Cache {
         rule
     }
 
-    fn keep(&mut self, found: UnusualRule, method: Method) -> (Rule, Saved) {
+    fn keep(&mut self, found: UnusualRule, method: Method) -> (Rule, SavedProfile) {
         if found.row.columns[RETURN_ADDRESS] == Column::Undefined {
-            return (Rule::of_kind(RuleKind::Root), Saved::default());
+            return (Rule::of_kind(RuleKind::Root), SavedProfile::default());
         }
         if found.switch == FrameSwitch::No
             && let Some(packed) = rule::pack(&found.row, method)
         {
             return packed;
         }
-        (self.keep_unusual(found), Saved::default())
+        (self.keep_unusual(found), SavedProfile::default())
     }
 
     fn keep_unusual(&mut self, unusual: UnusualRule) -> Rule {

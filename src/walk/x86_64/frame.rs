@@ -3,7 +3,7 @@
 //! `unwinder.rs`).
 
 use super::cache::Cache;
-use super::rule::{Rule, RuleKind, Saved};
+use super::rule::{Rule, RuleKind, SavedProfile};
 use super::{RBP, RSP};
 use crate::addr::Avma;
 use crate::arch::{UNKNOWN_REGISTER, X86_64};
@@ -31,7 +31,7 @@ impl Frame {
         }
     }
 
-    fn ordinary(&self, rule: Rule, saved: Saved, input: &Input<'_>) -> Result<Frame, Failure> {
+    fn ordinary(&self, rule: Rule, saved: SavedProfile, input: &Input<'_>) -> Result<Frame, Failure> {
         // Swift marks frame pointers above their address (see `fp::follow`).
         let base = match rule.kind() {
             RuleKind::StackPointer => self.registers[RSP],

@@ -1,6 +1,6 @@
 //! The rule for the caller of a frame, packed into one word, so that a table of many addresses stays in the
 //! processor's caches; and the rest of an ordinary row, which only rare frames need. Input: rows; output:
-//! [`Rule`], [`Saved`].
+//! [`Rule`], [`SavedProfile`].
 
 use super::{RBP, RSP};
 use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
@@ -178,23 +178,23 @@ impl Rule {
 /// Places of registers in an ordinary row that are no base of a CFA: rbx, r12 to r15, and rsi and rdi, which
 /// Windows functions also preserve; in words from the base register of the row's CFA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Saved {
-    at: [Option<i16>; Saved::REGISTERS.len()],
+pub(super) struct SavedProfile {
+    at: [Option<i16>; SavedProfile::REGISTERS.len()],
 }
 
-impl Saved {
+impl SavedProfile {
     const REGISTERS: [u8; 7] = [3, 12, 13, 14, 15, 4, 5];
 
     /// Registers by DWARF number, with the place of each.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, i64)> {
-        let registers = Saved::REGISTERS.into_iter().zip(self.at);
+        let registers = SavedProfile::REGISTERS.into_iter().zip(self.at);
         registers.filter_map(|(register, at)| Some((register.into(), at?.into())))
     }
 }
 
 /// Packs an ordinary row: a CFA relative to rsp or rbp, and callee-saved registers (System V AMD64 ABI, figure
 /// 3.4; "x64 calling convention", Microsoft) at words below it.
-pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
+pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, SavedProfile)> {
     let (kind, offset) = match row.cfa {
         Cfa::Register(register, offset) if usize::from(register) == RSP => (RuleKind::StackPointer, offset),
         Cfa::Register(register, offset) if usize::from(register) == RBP => (RuleKind::FramePointer, offset),
@@ -211,7 +211,7 @@ pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
     let Column::At(return_at) = row.columns[RETURN_ADDRESS] else { return None };
     let (cfa, return_at) = (words(0)?, words(return_at)?);
     let mut rule = Rule::of_kind(kind).with_words(0, cfa).with_words(Rule::RETURN_AT, return_at);
-    let mut saved = Saved::default();
+    let mut saved = SavedProfile::default();
     for (register, column) in row.columns[..COLUMNS - 1].iter().enumerate() {
         let at = match column {
             Column::Same | Column::Undefined => continue,
@@ -221,7 +221,7 @@ pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
         if register == RBP {
             rule = rule.with_words(Rule::FRAME_POINTER_AT, at).with(Rule::SAVES_FRAME_POINTER, true);
         } else {
-            let known = Saved::REGISTERS.iter().position(|number| usize::from(*number) == register)?;
+            let known = SavedProfile::REGISTERS.iter().position(|number| usize::from(*number) == register)?;
             saved.at[known] = Some(at);
         }
     }
@@ -262,7 +262,9 @@ mod tests {
         );
         let (rule, saved) = pack(&row(on(RBP, 16), &[]), Method::Code).expect("an ordinary row");
         assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::FramePointer, 2, 1));
-        assert!(!rule.saves_frame_pointer() && saved == Saved::default() && rule.method() == Method::Code);
+        assert!(
+            !rule.saves_frame_pointer() && saved == SavedProfile::default() && rule.method() == Method::Code
+        );
         let record = |at: i64| pack(&row(on(RBP, 16), &[(RBP, Column::At(at))]), Method::Cfi);
         let is_record = |at: i64| record(at).is_some_and(|(rule, _)| rule.is_record());
         assert!(is_record(-16) && !is_record(-24) && !rule.is_record());

@@ -8,8 +8,8 @@ use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::profile::formats::folded;
-use stackprof::profile::{ByName, Circumstances, Saved};
-use stackprof::recording::Profile;
+use stackprof::profile::{ByName, Circumstances, SavedProfile};
+use stackprof::recording::Recording;
 use stackprof::rng::Rng;
 use stackprof::sampler::pushed;
 use stackprof::sources::pushed::{PushedSource, SourceEvent, TimedEvent};
@@ -270,13 +270,13 @@ impl PushedSource for Pushed {
     }
 }
 
-fn saved(profile: &Profile) -> Saved {
+fn saved(profile: &Recording) -> SavedProfile {
     let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
     let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
-    Saved::from_recording(profile, &names, Circumstances::default()).unwrap()
+    SavedProfile::from_recording(profile, &names, Circumstances::default()).unwrap()
 }
 
-fn folded_text(profile: &Profile) -> String {
+fn folded_text(profile: &Recording) -> String {
     let mut text = Vec::new();
     folded::write(&ByName::of(&saved(profile), false).unwrap(), &mut text).unwrap();
     String::from_utf8(text).unwrap()
@@ -302,7 +302,7 @@ fn both(config: &SimConfig, seed: u64) -> (String, String) {
     log.walk_stopped();
     let mut pushed = Pushed::new(log, seed);
     let pushed = pushed::record(&mut pushed, &FakeClock::default(), &options, &Live::default()).unwrap();
-    let (told, lost) = (|p: &Profile| p.stats.samples, |p: &Profile| p.stats.samples_lost.clone());
+    let (told, lost) = (|p: &Recording| p.stats.samples, |p: &Recording| p.stats.samples_lost.clone());
     assert_eq!((told(&stopped), lost(&stopped)), (told(&pushed), lost(&pushed)), "seed {seed}");
     check_times(&stopped);
     check_times(&pushed);

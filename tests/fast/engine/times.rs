@@ -5,21 +5,21 @@ use super::recording::check_times;
 use super::*;
 use stackprof::profile::formats::{detect, firefox};
 use stackprof::profile::timeline::EventKind;
-use stackprof::profile::{Circumstances, Saved, TimedSample};
+use stackprof::profile::{Circumstances, SavedProfile, TimedSample};
 
-fn saved(recorded: &Recorded) -> Saved {
-    Saved::from_recording(&recorded.profile, &recorded.names, Circumstances::default()).expect("fits")
+fn saved(recorded: &Recorded) -> SavedProfile {
+    SavedProfile::from_recording(&recorded.profile, &recorded.names, Circumstances::default()).expect("fits")
 }
 
 /// Writes to the format with times, and reads it back.
-fn read_again(saved: &Saved) -> Saved {
+fn read_again(saved: &SavedProfile) -> SavedProfile {
     let mut file = Vec::new();
     firefox::write(saved, &mut file).expect("a Vec takes everything");
     detect::read(file.as_slice(), "a.firefox.json", file.len() as u64).expect("reads")
 }
 
 /// Counts by stack.
-fn counts(saved: &Saved) -> BTreeMap<String, u64> {
+fn counts(saved: &SavedProfile) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     saved.for_each_stack(|root, frames, count| {
         let mut name = format!("{:?} {}", root.thread.map(|(_, id)| id), root.complete);
@@ -35,7 +35,7 @@ fn counts(saved: &Saved) -> BTreeMap<String, u64> {
 }
 
 /// The counts over time are those of the profile, and any range and the rest of the time add up to the whole.
-pub(super) fn check_saved(saved: &Saved) {
+pub(super) fn check_saved(saved: &SavedProfile) {
     let timeline = saved.timeline().expect("it has times");
     let over_time: u64 = timeline.counts().values().sum();
     assert_eq!(over_time, saved.total());
@@ -110,7 +110,7 @@ fn true_leaf(index: u64, at_ns: u64) -> &'static str {
 }
 
 /// The leaf of a sample.
-fn leaf(saved: &Saved, sample: &TimedSample) -> String {
+fn leaf(saved: &SavedProfile, sample: &TimedSample) -> String {
     use stackprof::profile::StackFrame;
     let mut name = String::new();
     if let Some(StackFrame::Frame(frame)) = sample.node.and_then(|node| saved.trie().key(node)) {

@@ -4,7 +4,7 @@
 use super::*;
 use stackprof::clock::FakeClock;
 use stackprof::live::Live;
-use stackprof::recording::Profile;
+use stackprof::recording::Recording;
 use stackprof::rng::Rng;
 use stackprof::sources::sim::{SimProcess, SimTree};
 use stackprof::symbol::{self, Names};
@@ -21,7 +21,7 @@ fn numbered(mut config: SimConfig, pid: u32) -> SimConfig {
 }
 
 struct Tree {
-    profile: Profile,
+    profile: Recording,
     names: Names,
     /// CPU time by process, nanoseconds.
     truth: BTreeMap<u32, u64>,

@@ -7,7 +7,7 @@ use stackprof::addr::Avma;
 use stackprof::binary::{Files, ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
-use stackprof::recording::{Frame, Profile};
+use stackprof::recording::{Frame, Recording};
 use stackprof::sampler::{Options, pushed};
 use stackprof::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
@@ -97,7 +97,10 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
 }
 
 /// The profile of the events that `tell` derives from a stack, and the state of the source.
-fn recorded(options: &Options, tell: impl FnOnce(&Capture) -> Vec<(u64, SourceEvent)>) -> (Profile, Waiting) {
+fn recorded(
+    options: &Options,
+    tell: impl FnOnce(&Capture) -> Vec<(u64, SourceEvent)>,
+) -> (Recording, Waiting) {
     let clock = FakeClock::default();
     let mut config = SimConfig::from_seed(3).without_faults();
     (config.exec, config.terminate_ns) = (None, None);
@@ -120,7 +123,7 @@ fn off_cpu() -> Options {
 }
 
 /// Counts of waiting stacks, and of others.
-fn counts(profile: &Profile) -> (u64, u64) {
+fn counts(profile: &Recording) -> (u64, u64) {
     let (mut waiting, mut running) = (0, 0);
     profile.trie.for_each_stack(|path, count| match profile.trie.frame(path[0]) {
         Some(Frame::Root(root)) if root.waiting => waiting += count,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stackprof::error::Result;
 use stackprof::live::Live;
-use stackprof::recording::{Frame, Profile};
+use stackprof::recording::{Frame, Recording};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::{MachClock, MachTarget};
 use stackprof::symbol;
@@ -49,7 +49,7 @@ impl Drop for Replay {
 
 /// A recording.
 pub struct Recorded {
-    pub profile: Profile,
+    pub profile: Recording,
     /// Thread number, whether complete, names from the root: counts.
     pub stacks: BTreeMap<(u64, bool, Vec<String>), u64>,
     /// The actual behavior.

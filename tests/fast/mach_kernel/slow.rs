@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use stackprof::live::Live;
-use stackprof::recording::Profile;
+use stackprof::recording::Recording;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::{MachClock, MachTarget};
 
@@ -54,7 +54,7 @@ fn crowd(pid: i32, threads: u64, busy: u64) -> SimProcess {
 
 /// Result of a recording.
 struct Ran {
-    profile: Profile,
+    profile: Recording,
     kernel: SimKernel,
     /// Time of Ctrl-C, if any, and of the end of the recording.
     interrupted_ns: Option<u64>,

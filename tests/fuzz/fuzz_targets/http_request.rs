@@ -5,13 +5,13 @@ use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::binary::NoFiles;
-use stackprof::profile::Saved;
+use stackprof::profile::SavedProfile;
 use stackprof::server::ProfileServer;
 use stackprof::server::http::Request;
 use stackprof::server::symbols::Symbols;
 
 static SERVER: LazyLock<ProfileServer> = LazyLock::new(|| {
-    let symbols = Symbols::new(Saved::default(), Arc::new(NoFiles));
+    let symbols = Symbols::new(SavedProfile::default(), Arc::new(NoFiles));
     ProfileServer::new("token".to_owned(), 80, "https://viewer.example".to_owned(), symbols)
 });
 

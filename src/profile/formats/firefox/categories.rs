@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::escape::file_name;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 
 /// Names and colours; the numbers below are indices into `meta.categories`.
 pub(super) const CATEGORIES: [(&str, &str); 7] = [
@@ -32,7 +32,7 @@ pub(super) struct Programs<'s>(HashSet<&'s str>);
 
 impl<'s> Programs<'s> {
     /// The programs of a profile.
-    pub(super) fn of(saved: &'s Saved) -> Programs<'s> {
+    pub(super) fn of(saved: &'s SavedProfile) -> Programs<'s> {
         let name = |root: &StackRoot| saved.text(root.process);
         // Processes that share a name have a number after it.
         let names = saved.roots().iter().map(name).map(|name| name.split(" (").next().unwrap_or_default());

@@ -1,12 +1,12 @@
 //! Libraries of a profile, and the locations of its frames in them.
 //!
-//! Input: the mappings of a [`Saved`]. Output: each library once, with the ids that the Firefox Profiler
+//! Input: the mappings of a [`SavedProfile`]. Output: each library once, with the ids that the Firefox Profiler
 //! uses, and for each frame its library and an address there.
 
 use std::collections::HashMap;
 
 use crate::escape::file_name;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::profile::texts::TextId;
 
 /// An executable or library.
@@ -65,7 +65,7 @@ impl Libraries {
     /// Derives them from a profile, without its files: an address is the file offset, which is also the
     /// offset from the lowest address in most ELF executables and libraries.
     #[must_use]
-    pub fn of(saved: &Saved) -> Libraries {
+    pub fn of(saved: &SavedProfile) -> Libraries {
         let mut libraries = Libraries::default();
         let mut known: HashMap<(TextId, TextId), u32> = HashMap::new();
         for frame in saved.frames() {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::categories::{EVENT, LOST};
 use super::columns::{MarkerColumns, MarkerData, milliseconds};
 
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
 
 /// Name of the common marker type.
@@ -35,7 +35,7 @@ pub(super) fn schema() -> Value {
 
 /// The markers of each thread of a timeline. Those without a thread that has samples are shown with the first
 /// one.
-pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> {
+pub(super) fn by_thread(saved: &SavedProfile, timeline: &Timeline) -> Vec<Vec<Marker>> {
     let mut markers = vec![Vec::new(); timeline.threads.len()];
     if markers.is_empty() {
         return markers;
@@ -63,7 +63,7 @@ pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> 
 }
 
 /// The subject of an event.
-fn details(saved: &Saved, event: &Event) -> String {
+fn details(saved: &SavedProfile, event: &Event) -> String {
     let text = saved.text(event.text);
     // A process without samples is named after its first thread.
     let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);

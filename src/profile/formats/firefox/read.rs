@@ -1,6 +1,6 @@
 //! Converts the Firefox Profiler's processed format to a saved profile.
 //!
-//! Input: `meta`, `threads`, `shared` and `libs` of a file, and stackprof's key. Output: [`Saved`], or an
+//! Input: `meta`, `threads`, `shared` and `libs` of a file, and stackprof's key. Output: [`SavedProfile`], or an
 //! error with its position; an invalid sample is skipped and counted. Tables belong to threads or to the file
 //! (`tables.rs`). Code without names is identified by library and address.
 
@@ -19,7 +19,7 @@ use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
 use crate::trie::NodeId;
 
@@ -179,7 +179,7 @@ pub(in crate::profile) fn read(
     libraries: &[Library<'_>],
     extra: Option<&Extra<'_>>,
     tally: &mut Tally,
-) -> Result<Saved, Malformed> {
+) -> Result<SavedProfile, Malformed> {
     let (units, counted) = units(threads)?;
     let is_other =
         |(thread, unit): &(&Thread<'_>, &Unit<'_>)| **unit != counted && !thread.samples.stack.is_empty();

@@ -1,6 +1,6 @@
 //! A thread of a file to be written: its samples, and the tables that these need.
 //!
-//! Input: frames of a [`Saved`], samples in order of time. Output: the thread as JSON. A frame of the profile
+//! Input: frames of a [`SavedProfile`], samples in order of time. Output: the thread as JSON. A frame of the profile
 //! becomes one frame per function, outermost first; inlined ones share its address.
 
 use std::borrow::Cow;
@@ -16,7 +16,7 @@ use super::libraries::Libraries;
 use super::markers::{self, Marker};
 use crate::profile::formats::html::{FunctionKind, kind_of};
 use crate::profile::root_names::INCOMPLETE;
-use crate::profile::saved::{Saved, UNKNOWN};
+use crate::profile::saved::{SavedProfile, UNKNOWN};
 use crate::profile::texts::TextId;
 
 /// Resource type of libraries.
@@ -24,7 +24,7 @@ const RESOURCE_TYPE_LIBRARY: u8 = 1;
 
 /// Facts about code, for all threads.
 pub(super) struct Code<'s> {
-    pub(super) saved: &'s Saved,
+    pub(super) saved: &'s SavedProfile,
     pub(super) libraries: &'s Libraries,
     /// By library and function name: its lowest address in the profile.
     starts: HashMap<(u32, TextId), u32>,
@@ -34,7 +34,7 @@ pub(super) struct Code<'s> {
 
 impl<'s> Code<'s> {
     /// Collects them from a profile.
-    pub(super) fn of(saved: &'s Saved, libraries: &'s Libraries) -> Code<'s> {
+    pub(super) fn of(saved: &'s SavedProfile, libraries: &'s Libraries) -> Code<'s> {
         let mut starts: HashMap<(u32, TextId), u32> = HashMap::new();
         for (frame, place) in saved.frames().iter().zip(&libraries.frames) {
             if let (Some((library, address)), Some(line)) = (place, saved.lines_of(frame).first()) {

@@ -2,7 +2,7 @@ use super::*;
 use crate::profile::ByName;
 
 /// Formats the stacks as folded lines.
-fn lines(saved: &Saved) -> Vec<String> {
+fn lines(saved: &SavedProfile) -> Vec<String> {
     let by_name = ByName::of(saved, false).expect("fits");
     let mut lines = Vec::new();
     by_name.for_each_stack(|path, count| {

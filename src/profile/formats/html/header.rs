@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::super::super::saved::Saved;
+use super::super::super::saved::SavedProfile;
 use super::inuse::InuseHeader;
 use crate::escape::escape_line;
 
@@ -79,7 +79,7 @@ pub(super) struct Side {
 
 impl Side {
     /// Describes a profile; `total` is its part in the page.
-    pub(super) fn of(saved: &Saved, name: &str, total: u64, source: Option<&str>) -> Side {
+    pub(super) fn of(saved: &SavedProfile, name: &str, total: u64, source: Option<&str>) -> Side {
         let about = &saved.about;
         Side {
             name: escape_line(name).into_owned(),

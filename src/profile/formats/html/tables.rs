@@ -14,7 +14,7 @@ use super::matching::{Matching, matched};
 use crate::escape::file_name;
 use crate::profile::full::Full;
 use crate::profile::root_names::INCOMPLETE;
-use crate::profile::saved::{Mapping, Saved, StackRoot, UNKNOWN};
+use crate::profile::saved::{Mapping, SavedProfile, StackRoot, UNKNOWN};
 use crate::profile::texts::{TextId, Texts};
 use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
 use crate::profile::views::by_name::FIBER;
@@ -178,7 +178,7 @@ impl Tables {
     }
 
     /// Adds a profile as the next side. Returns the added counts.
-    pub(super) fn add(&mut self, saved: &Saved, matching: Option<&Matching<'_>>) -> Result<u64, Full> {
+    pub(super) fn add(&mut self, saved: &SavedProfile, matching: Option<&Matching<'_>>) -> Result<u64, Full> {
         // In a comparison times are meaningless.
         let timeline = saved.timeline().filter(|_| matching.is_none());
         let side = self.sides;
@@ -232,7 +232,7 @@ impl Tables {
     /// of each node of the profile.
     fn add_timeline(
         &mut self,
-        saved: &Saved,
+        saved: &SavedProfile,
         timeline: &Timeline,
         places: &[Option<(u32, NodeId)>],
     ) -> Result<(), Full> {
@@ -258,7 +258,7 @@ impl Tables {
     }
 
     /// Adds losses, each with its number of samples, and events.
-    fn add_events(&mut self, saved: &Saved, timeline: &Timeline) -> Result<(), Full> {
+    fn add_events(&mut self, saved: &SavedProfile, timeline: &Timeline) -> Result<(), Full> {
         let period_ns = saved.about.period_ns().unwrap_or(f64::INFINITY);
         for loss in &timeline.losses {
             let text = format!("lost: about {}: {}", loss.words(period_ns), saved.text(loss.reason));
@@ -287,7 +287,7 @@ impl Tables {
     /// The frames of each frame of a profile, outermost first.
     fn frames(
         &mut self,
-        saved: &Saved,
+        saved: &SavedProfile,
         matching: Option<&Matching<'_>>,
     ) -> Result<Vec<Vec<PageFrame>>, Full> {
         let has_modules = !saved.mappings().is_empty();
@@ -337,7 +337,7 @@ impl Tables {
     }
 
     /// Index of a library, plus one. In a comparison libraries are distinguished by file name.
-    fn library(&mut self, saved: &Saved, mapping: &Mapping, by_name: bool) -> Result<u32, Full> {
+    fn library(&mut self, saved: &SavedProfile, mapping: &Mapping, by_name: bool) -> Result<u32, Full> {
         let path = saved.text(mapping.path);
         let name = file_name(path);
         if name.is_empty() {
@@ -367,7 +367,7 @@ impl Tables {
     /// Index of a root; `None` for one that is excluded from the comparison.
     fn root(
         &mut self,
-        saved: &Saved,
+        saved: &SavedProfile,
         root: &StackRoot,
         matching: Option<&Matching<'_>>,
     ) -> Result<Option<u32>, Full> {
@@ -504,7 +504,7 @@ impl Tables {
 }
 
 /// The text of an event for people.
-fn event_text(saved: &Saved, event: &Event) -> String {
+fn event_text(saved: &SavedProfile, event: &Event) -> String {
     let text = saved.text(event.text);
     // A process without samples is named after its first thread.
     let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);

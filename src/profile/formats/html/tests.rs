@@ -23,11 +23,11 @@ const HOSTILE: [&str; 8] = [
     "javascript:alert(1)//",
 ];
 
-fn saved(folded: &str) -> Saved {
+fn saved(folded: &str) -> SavedProfile {
     folded_read::read(folded.as_bytes(), "a").expect("reads")
 }
 
-fn html(saved: &Saved, title: &str) -> String {
+fn html(saved: &SavedProfile, title: &str) -> String {
     let mut out = Vec::new();
     Page::of(saved, title, Some("perf_event; why <b>")).expect("fits").write(&mut out).expect("writes");
     String::from_utf8(out).expect("text")

@@ -1,7 +1,7 @@
 //! The dictionary of an OTLP file being written: each text, mapping, function, location, stack and attribute
 //! once.
 //!
-//! Input: parts of a [`Saved`], as samples need them. Output: their indexes, and the encoded tables. Parts
+//! Input: parts of a [`SavedProfile`], as samples need them. Output: their indexes, and the encoded tables. Parts
 //! without samples are not written. Index 0 of each table is its empty item.
 
 use std::borrow::Cow;
@@ -14,7 +14,7 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 use super::key;
 use super::proto::{self, Any, AnyValue, field};
 use crate::profile::StackFrame;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use crate::profile::texts::TextId;
 use crate::trie::NodeId;
 
@@ -57,7 +57,7 @@ impl Table {
 
 /// The tables, built on demand.
 pub(super) struct Dictionary<'s> {
-    saved: &'s Saved,
+    saved: &'s SavedProfile,
     texts: HashMap<Cow<'s, str>, i32>,
     /// By encoded attribute.
     attributes: HashMap<Vec<u8>, i32>,
@@ -79,7 +79,7 @@ pub(super) struct Dictionary<'s> {
 
 impl<'s> Dictionary<'s> {
     /// Returns tables with only their empty items.
-    pub(super) fn new(saved: &'s Saved) -> io::Result<Dictionary<'s>> {
+    pub(super) fn new(saved: &'s SavedProfile) -> io::Result<Dictionary<'s>> {
         let (paths, path_count) = paths(saved);
         let mut dictionary = Dictionary {
             saved,
@@ -254,7 +254,7 @@ impl<'s> Dictionary<'s> {
 }
 
 /// By node: the number of its path of frames, equal below each root; and the number of paths.
-fn paths(saved: &Saved) -> (Vec<u32>, usize) {
+fn paths(saved: &SavedProfile) -> (Vec<u32>, usize) {
     let mut known: HashMap<(u32, u32), u32> = HashMap::new();
     let mut count = 1u32;
     let paths = saved.trie().map_nodes(0, |_, frame, caller| match frame {

@@ -1,6 +1,6 @@
 //! Converts OTLP, of any program, to a saved profile.
 //!
-//! Input: the unpacked message, hostile. Output: [`Saved`], or an error with its position. Separate passes
+//! Input: the unpacked message, hostile. Output: [`SavedProfile`], or an error with its position. Separate passes
 //! read the dictionary, the types of its profiles, and the samples. A file can have many profiles: those of the
 //! requested type are read, by default those with the type of the first, which viewers show. If times are of
 //! another clock than the recording's, they are relative to the earliest.
@@ -19,7 +19,7 @@ use crate::profile::formats::extra::Extra;
 use crate::profile::formats::pprof::metadata;
 use crate::profile::formats::protobuf::limit;
 use crate::profile::formats::tally::Tally;
-use crate::profile::saved::Saved;
+use crate::profile::saved::SavedProfile;
 use profiles::{CountUnit, Profile, profiles};
 use samples::Reader;
 
@@ -30,7 +30,7 @@ const KINDS_NAMED: usize = 20;
 ///
 /// # Errors
 /// The error and its position, as a line for people.
-pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
+pub fn read(bytes: &[u8]) -> Result<SavedProfile, Malformed> {
     let mut tally = Tally::new("profile");
     let saved = read_samples(bytes, &mut tally)?;
     tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
@@ -40,7 +40,10 @@ pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
 ///
 /// # Errors
 /// The error and its position, as a line for people without the name of the file.
-pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
+pub(in crate::profile::formats) fn read_samples(
+    bytes: &[u8],
+    tally: &mut Tally,
+) -> Result<SavedProfile, Malformed> {
     let tables = Tables::read(bytes)?;
     let all = profiles(bytes, &tables)?;
     let Some(first) = all.iter().find(|profile| profile.samples > 0 || profile.is_of_heap()).or(all.first())

@@ -21,7 +21,7 @@ use crate::profile::about::About;
 use crate::profile::formats::extra::Extra;
 use crate::profile::formats::pprof::{label, metadata};
 use crate::profile::formats::thread_times::weight_ns;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample, Timeline};
 use crate::profile::values::{StackValues, ValueType};
 use crate::trie::NodeId;
@@ -30,7 +30,7 @@ use crate::trie::NodeId;
 ///
 /// # Errors
 /// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a count beyond the format's 63 bits.
-pub fn write(saved: &Saved, gzip: bool, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(saved: &SavedProfile, gzip: bool, out: &mut dyn Write) -> io::Result<()> {
     if gzip {
         // The header has no time and no name: same profile, same bytes.
         let mut packed = GzEncoder::new(out, Compression::default());
@@ -42,7 +42,7 @@ pub fn write(saved: &Saved, gzip: bool, out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-fn write_message(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+fn write_message(saved: &SavedProfile, out: &mut dyn Write) -> io::Result<()> {
     let dictionary = Dictionary::new(saved)?;
     let mut writer = Writer { saved, dictionary, profile: Vec::new() };
     let mut messages = Vec::new();
@@ -79,7 +79,7 @@ fn write_message(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The properties of the recording for each of its values, with the value's index: the shown value first.
-fn about_each(saved: &Saved, values: &StackValues) -> Vec<(usize, About)> {
+fn about_each(saved: &SavedProfile, values: &StackValues) -> Vec<(usize, About)> {
     let shown = saved.about.value_type.as_deref();
     let about = |(index, of): (usize, &ValueType)| {
         let unit = of.counted_unit().to_owned();
@@ -92,7 +92,7 @@ fn about_each(saved: &Saved, values: &StackValues) -> Vec<(usize, About)> {
 }
 
 /// Facts about the process.
-fn resource(saved: &Saved) -> proto::Resource {
+fn resource(saved: &SavedProfile) -> proto::Resource {
     let about = &saved.about;
     let attributes = [
         about.pid.map(|pid| (key::PID, Any::Int(pid.into()))),
@@ -121,7 +121,7 @@ fn head(number: u32, len: usize, out: &mut dyn Write) -> io::Result<()> {
 }
 
 struct Writer<'s> {
-    saved: &'s Saved,
+    saved: &'s SavedProfile,
     dictionary: Dictionary<'s>,
     /// The `Profile` message so far.
     profile: Vec<u8>,
@@ -293,7 +293,7 @@ impl Writer<'_> {
 }
 
 /// By node: the root of its stack.
-fn roots(saved: &Saved) -> Vec<Option<&StackRoot>> {
+fn roots(saved: &SavedProfile) -> Vec<Option<&StackRoot>> {
     saved.trie().map_nodes(None, |_, frame, caller| match frame {
         StackFrame::Root(root) => saved.roots().get(root as usize),
         StackFrame::Frame(_) => *caller,

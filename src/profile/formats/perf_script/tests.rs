@@ -362,7 +362,7 @@ fn more_than_half_invalid_is_refused() {
 
 /// Each sample of a profile with its time in milliseconds, process, thread and CPU.
 #[allow(clippy::type_complexity)]
-fn times(saved: &Saved) -> Vec<(u64, Option<u32>, u64, Option<u32>, u64)> {
+fn times(saved: &SavedProfile) -> Vec<(u64, Option<u32>, u64, Option<u32>, u64)> {
     let threads = saved.timeline().map_or(&[][..], |timeline| &timeline.threads);
     let samples = threads.iter().flat_map(|thread| {
         thread

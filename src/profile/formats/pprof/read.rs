@@ -1,6 +1,6 @@
 //! Converts pprof, of any program, to a saved profile.
 //!
-//! Input: the unpacked message, hostile. Output: [`Saved`], or an error with its position. Two passes: first
+//! Input: the unpacked message, hostile. Output: [`SavedProfile`], or an error with its position. Two passes: first
 //! the tables, then the samples, which may precede what they refer to.
 //!
 //! Of several values of a sample the profile's default type is used, else the last, as in `go tool pprof`;
@@ -25,7 +25,7 @@ use crate::profile::formats::Malformed;
 use crate::profile::formats::protobuf::{Value, message};
 use crate::profile::formats::tally::Tally;
 use crate::profile::formats::thread_times::{ThreadTimes, weight_ns};
-use crate::profile::saved::{Function, Line, Mapping, Saved, StackRoot};
+use crate::profile::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::TimedSample;
 
@@ -36,7 +36,7 @@ const DELETED: &str = " (deleted)";
 ///
 /// # Errors
 /// The error and its position, as a line for people.
-pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
+pub fn read(bytes: &[u8]) -> Result<SavedProfile, Malformed> {
     let mut tally = Tally::new("profile");
     let saved = read_samples(bytes, &mut tally)?;
     tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
@@ -46,7 +46,10 @@ pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
 ///
 /// # Errors
 /// The error and its position, as a line for people without the name of the file.
-pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
+pub(in crate::profile::formats) fn read_samples(
+    bytes: &[u8],
+    tally: &mut Tally,
+) -> Result<SavedProfile, Malformed> {
     let tables = Tables::read(bytes)?;
     let (chosen, unit) = chosen(&tables, bytes, tally)?;
     let mut about = about(&tables, unit.clone())?;

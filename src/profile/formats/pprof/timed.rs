@@ -8,7 +8,7 @@ use super::proto::{Label, Sample, field};
 use super::write::{Keys, Writer, set_values};
 use crate::profile::StackFrame;
 use crate::profile::formats::thread_times::weight_ns;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::timeline::Timeline;
 use crate::trie::NodeId;
 
@@ -80,7 +80,7 @@ struct Stack<'s> {
 }
 
 impl Stack<'_> {
-    fn of(saved: &Saved, node: NodeId) -> Stack<'_> {
+    fn of(saved: &SavedProfile, node: NodeId) -> Stack<'_> {
         let mut stack = Stack { root: None, frames: Vec::new() };
         let mut at = Some(node);
         while let Some(here) = at {

@@ -13,7 +13,7 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 use super::proto::{Function, Label, Line, Location, Mapping, Sample, ValueType, field};
 use super::{label, metadata};
 use crate::profile::about::SAMPLES;
-use crate::profile::saved::{Frame, Saved, StackRoot};
+use crate::profile::saved::{Frame, SavedProfile, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::Timeline;
 use crate::profile::values::StackValues;
@@ -25,7 +25,7 @@ const BUFFER_BYTES: usize = 1 << 16;
 ///
 /// # Errors
 /// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a count beyond the format's 63 bits.
-pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(saved: &SavedProfile, out: &mut dyn Write) -> io::Result<()> {
     write_with(saved, None, out)
 }
 
@@ -33,11 +33,11 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
 ///
 /// # Errors
 /// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a count beyond the format's 63 bits.
-pub fn write_timed(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+pub fn write_timed(saved: &SavedProfile, out: &mut dyn Write) -> io::Result<()> {
     write_with(saved, saved.timeline(), out)
 }
 
-fn write_with(saved: &Saved, timeline: Option<&Timeline>, out: &mut dyn Write) -> io::Result<()> {
+fn write_with(saved: &SavedProfile, timeline: Option<&Timeline>, out: &mut dyn Write) -> io::Result<()> {
     // The header has no time and no name: same profile, same bytes.
     let mut writer = Writer {
         saved,
@@ -52,7 +52,7 @@ fn write_with(saved: &Saved, timeline: Option<&Timeline>, out: &mut dyn Write) -
 }
 
 pub(super) struct Writer<'s, 'o> {
-    pub(super) saved: &'s Saved,
+    pub(super) saved: &'s SavedProfile,
     /// Set if its samples are written separately.
     timeline: Option<&'s Timeline>,
     pub(super) strings: Strings,
@@ -372,7 +372,7 @@ struct Kinds {
 }
 
 impl Kinds {
-    fn add(&mut self, saved: &Saved, frame: &Frame) {
+    fn add(&mut self, saved: &SavedProfile, frame: &Frame) {
         let lines = saved.lines_of(frame);
         self.used = true;
         self.functions |= !lines.is_empty();
@@ -383,7 +383,7 @@ impl Kinds {
 }
 
 /// Mappings in the order of writing: tools assume that the first is the program.
-fn main_first(saved: &Saved) -> Vec<usize> {
+fn main_first(saved: &SavedProfile) -> Vec<usize> {
     let process = saved.roots().first().map_or("", |root| saved.text(root.process));
     let is_main = |index: &usize| {
         let path = saved.mappings().get(*index).map_or("", |mapping| saved.text(mapping.path));

@@ -1,6 +1,6 @@
 //! Converts speedscope's JSON to a saved profile.
 //!
-//! Input: the frames (`shared`) and `profiles` of a file, and stackprof's key. Output: [`Saved`], or an error
+//! Input: the frames (`shared`) and `profiles` of a file, and stackprof's key. Output: [`SavedProfile`], or an error
 //! with its position. An invalid sample is skipped and counted.
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ use crate::profile::about::About;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
 use crate::profile::root_names::INCOMPLETE;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
 
 /// One of `profiles` of a file.
@@ -60,7 +60,7 @@ pub(in crate::profile::formats) fn read(
     profiles: &[OneProfile<'_>],
     extra: Option<&Extra<'_>>,
     tally: &mut Tally,
-) -> Result<Saved, Malformed> {
+) -> Result<SavedProfile, Malformed> {
     let builder = SavedBuilder::new(extra.map_or_else(About::default, Extra::about));
     let scale = Scale::default();
     let mut reader = Reader { builder, frames: Vec::new(), scale, fractions: Fractions::default() };

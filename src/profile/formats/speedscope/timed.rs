@@ -12,7 +12,7 @@ use std::io::{self, Write};
 
 use super::{ExtraThread, Frames, begin, json};
 use crate::profile::StackFrame;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample, Timeline};
 use crate::trie::NodeId;
 
@@ -27,7 +27,7 @@ const ROUNDING: &str = "[rounding]";
 const MAX_FRAMES: u64 = 1 << 24;
 
 /// Whether viewers can open a file with the times, and weights are times.
-pub(super) fn fits(saved: &Saved, timeline: &Timeline, frames: &Frames<'_>) -> bool {
+pub(super) fn fits(saved: &SavedProfile, timeline: &Timeline, frames: &Frames<'_>) -> bool {
     let depths = saved.trie().map_nodes(0u64, |_, frame, caller| match frame {
         StackFrame::Root(_) => 2,
         StackFrame::Frame(frame) => caller + frames.of_frame(frame).len() as u64,
@@ -41,7 +41,7 @@ pub(super) fn fits(saved: &Saved, timeline: &Timeline, frames: &Frames<'_>) -> b
 
 /// Writes the threads of a timeline.
 pub(super) fn write(
-    saved: &Saved,
+    saved: &SavedProfile,
     timeline: &Timeline,
     frames: &Frames<'_>,
     out: &mut dyn Write,
@@ -72,7 +72,7 @@ pub(super) fn write(
 }
 
 struct Writer<'s> {
-    saved: &'s Saved,
+    saved: &'s SavedProfile,
     frames: &'s Frames<'s>,
     period_ns: f64,
     factors: HashMap<NodeId, f64>,
