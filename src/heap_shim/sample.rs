@@ -76,7 +76,8 @@ pub unsafe extern "C" fn allocate(
         thread.set_generation(process::generation());
     }
     let left = if is_new { draw(&RANDOM, process.mean_bytes) } else { before };
-    let is_sampled = size >= left;
+    // Negative if a signal handler allocated after the entry point found that a sample is due.
+    let is_sampled = (left as i64) < 0 || size >= left;
     thread.set_left(if is_sampled { draw(&RANDOM, process.mean_bytes) } else { left - size });
 
     let resized = if matches!(function, Function::Realloc | Function::Reallocarray) { a as u64 } else { 0 };

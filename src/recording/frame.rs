@@ -9,7 +9,7 @@ use crate::trie::{FrameWords, Key, Stacked};
 /// thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
-    /// Index into [`Profile::tracks`](super::Profile::tracks).
+    /// Index into [`Recording::tracks`](super::Recording::tracks).
     pub track: u32,
     /// False for stacks that are shown under `[incomplete]`.
     pub complete: bool,

@@ -86,8 +86,8 @@ macro_rules! allocation {
                 "ldr x12, [x10, x11]",
                 "subs x12, x12, x9",
                 "str x12, [x10, x11]",
-                // The size is at least the rest.
-                "b.ls 2f",
+                // Signed: the size is at least the rest, or a signal handler went below it.
+                "b.le 2f",
                 "adrp x16, {real} + 8 * {function}",
                 "ldr x16, [x16, :lo12:{real} + 8 * {function}]",
                 "br x16",
@@ -118,7 +118,7 @@ macro_rules! reallocation {
                 "ldr x12, [x10, x11]",
                 "subs x12, x12, x9",
                 "str x12, [x10, x11]",
-                "b.ls 2f",
+                "b.le 2f",
                 "ubfx x13, x0, #{shift}, #{bits}",
                 "adrp x14, {filter}",
                 "add x14, x14, :lo12:{filter}",

@@ -77,8 +77,8 @@ macro_rules! allocation {
                 "ldr x12, [x10, x11]",
                 "subs x12, x12, x9",
                 "str x12, [x10, x11]",
-                // The size is at least the rest.
-                "b.ls 2f",
+                // Signed: the size is at least the rest, or a signal handler went below it.
+                "b.le 2f",
                 "adrp x16, {real}@PAGE",
                 "add x16, x16, {real}@PAGEOFF",
                 "ldr x16, [x16, #8 * {function}]",
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn realloc() {
         "ldr x12, [x10, x11]",
         "subs x12, x12, x1",
         "str x12, [x10, x11]",
-        "b.ls 2f",
+        "b.le 2f",
         "b {counted}",
         "2: b {slow}",
         ".cfi_endproc",

@@ -77,8 +77,8 @@ macro_rules! allocation {
                 $($size,)+
                 "mov r11, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
                 "sub qword ptr fs:[r11], rax",
-                // The size is at least the rest.
-                "jbe 2f",
+                // Signed: the size is at least the rest, or a signal handler went below it.
+                "jle 2f",
                 "jmp qword ptr [rip + {real} + 8 * {function}]",
                 "2: mov eax, {function}",
                 "jmp {slow}",
@@ -103,7 +103,7 @@ macro_rules! reallocation {
                 $($size,)+
                 "mov r11, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
                 "sub qword ptr fs:[r11], rax",
-                "jbe 2f",
+                "jle 2f",
                 "mov eax, edi",
                 "shr eax, {shift}",
                 "and eax, {mask}",

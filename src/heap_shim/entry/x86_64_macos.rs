@@ -68,8 +68,8 @@ macro_rules! allocation {
                 "test r11, r11",
                 "je 2f",
                 "sub qword ptr gs:[r11], rax",
-                // The size is at least the rest.
-                "jbe 2f",
+                // Signed: the size is at least the rest, or a signal handler went below it.
+                "jle 2f",
                 "jmp qword ptr [rip + {real} + 8 * {function}]",
                 "2: mov eax, {function}",
                 "jmp {slow}",
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn realloc() {
         "test r11, r11",
         "je {slow}",
         "sub qword ptr gs:[r11], rsi",
-        "jbe {slow}",
+        "jle {slow}",
         "jmp {counted}",
         ".cfi_endproc",
         left = sym LEFT_OFFSET,
