@@ -1,10 +1,11 @@
-//! Sources of samples: the only modules with OS calls and, besides `binary::map`, with `unsafe`.
+//! Sources of samples: the only modules with OS calls and, besides `binary::map` and the heap shim, with `unsafe`.
 //!
 //! Sources that stop threads implement [`Target`]: `linux` (ptrace), `mach` (macOS), `gdb` (a stub of the gdb
 //! remote protocol), `sim` (seeded, with injected faults). Stop, copy of registers and stack bytes, and
 //! release are one operation: [`Target::next`] does not return while a captured thread is stopped, so no
-//! caller can forget the release. Sources with kernel samples implement [`pushed::PushedSource`]:
-//! `linux::perf` (perf_event). Everything except `linux` and the calls of `mach` is compiled on all systems.
+//! caller can forget the release. Sources that deliver samples in batches implement [`pushed::PushedSource`]:
+//! `linux::perf` (perf_event), and for allocations `linux::heap` (shim, probes) and `gdb::heap` (breakpoints).
+//! Everything except `linux`, the calls of `mach` and what is `cfg(unix)` is compiled on all systems.
 //! Sources do not walk stacks, resolve names or aggregate.
 
 use std::fmt;
@@ -185,7 +186,7 @@ pub struct Process {
     pub command: String,
     /// Instruction set.
     pub arch: Arch,
-    /// Name of the backend: `ptrace`, `perf_event`, `gdb`, `sim`.
+    /// Name of the backend: `ptrace`, `perf_event`, `mach`, `gdb`, `sim`, `heap`, `probes`.
     pub backend: &'static str,
     /// Why this backend was chosen and how it samples, for people; empty if there is no alternative.
     pub backend_why: String,

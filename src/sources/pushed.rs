@@ -1,4 +1,4 @@
-//! Samples that the kernel takes and delivers in batches, without a stop.
+//! Samples that arrive in batches: of the kernel without a stop, of the heap shim, of breakpoints at an allocator.
 //!
 //! The counterpart of [`Target`](super::Target): a [`PushedSource`] returns [`TimedEvent`]s, with their times
 //! because they arrive late. `sampler::pushed` processes them.
@@ -39,7 +39,7 @@ pub enum SourceEvent {
         status: ThreadStatus,
         /// It was running before the recording began.
         preexisting: bool,
-        /// Start time, if the source saw it; nanoseconds of the source's clock.
+        /// Start time, if the source saw it; nanoseconds of the sampler's clock.
         started_ns: Option<u64>,
     },
     /// Registers and stack bytes; its `status` has the CPU time used by then.

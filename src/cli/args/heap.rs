@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::heap::{Moment, ValueKind};
 use crate::sources::gdb::AllocatorNames;
 
-/// Default of `--every`, as in Go and tcmalloc.
+/// Default of `--every`, as in Go and jemalloc.
 pub const EVERY_DEFAULT_BYTES: u64 = 512 << 10;
 /// Highest `--every`.
 const EVERY_MAX_BYTES: u64 = 1 << 30;

@@ -41,12 +41,8 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
                 "`{shown}` gains rights when it starts (setuid, setgid or file capabilities), and the dynamic linker \
                  loads nothing into such programs; run it as its owner: sudo -u OWNER stackprof heap -- {shown} ..."
             ),
-            Some(Loading::Musl) => format!(
-                "`{shown}` is linked with musl, and the heap shim with glibc; record a build with glibc, or its CPU \
-                 time: stackprof -- {shown} ..."
-            ),
             Some(Loading::OtherClass) => format!(
-                "`{shown}` is no program of this processor, and the heap shim is; record its CPU time: \
+                "`{shown}` is built for another architecture than the heap shim; record its CPU time: \
                  stackprof -- {shown} ..."
             ),
             Some(Loading::Dynamic) | None => format!(
@@ -84,7 +80,6 @@ enum Loading {
     Dynamic,
     Static,
     OtherRights,
-    Musl,
     OtherClass,
 }
 
@@ -117,18 +112,12 @@ impl Loading {
         if head.get(4) != Some(&2) || short(18) != Some(own_machine) {
             return Loading::OtherClass;
         }
-        let headers = || {
+        let has_interpreter = || {
             let (table, size, count) = (long(32)?, usize::from(short(54)?), usize::from(short(56)?));
-            let at = (0..count).map(|index| table.saturating_add(index * size));
-            let interpreter = at.into_iter().find(|at| half(*at) == Some(PT_INTERP))?;
-            let (offset, bytes) = (long(interpreter + 8)?, long(interpreter + 32)?);
-            Some(head.get(offset..offset.checked_add(bytes)?).unwrap_or_default())
+            let mut headers = (0..count).map(|index| table.saturating_add(index * size));
+            Some(headers.any(|at| half(at) == Some(PT_INTERP)))
         };
-        match headers() {
-            None => Loading::Static,
-            Some(path) if memchr::memmem::find(path, b"ld-musl").is_some() => Loading::Musl,
-            Some(_) => Loading::Dynamic,
-        }
+        if has_interpreter() == Some(true) { Loading::Dynamic } else { Loading::Static }
     }
 }
 
@@ -171,7 +160,7 @@ mod tests {
         let dynamic = head(own, &[(1, ""), (3, "/lib64/ld-linux-x86-64.so.2\0")]);
         for (bytes, expected) in [
             (dynamic.clone(), Loading::Dynamic),
-            (head(own, &[(1, ""), (3, "/lib/ld-musl-x86_64.so.1\0")]), Loading::Musl),
+            (head(own, &[(1, ""), (3, "/lib/ld-musl-x86_64.so.1\0")]), Loading::Dynamic),
             (head(own, &[(1, "")]), Loading::Static),
             (head(40, &[(3, "/lib/ld.so")]), Loading::OtherClass),
             (b"#!/bin/sh\n".to_vec(), Loading::Dynamic),
