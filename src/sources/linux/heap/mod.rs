@@ -9,6 +9,9 @@ mod process;
 mod reasons;
 mod source;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::files::TargetFiles;
@@ -55,7 +58,16 @@ pub(super) fn start(
         backend: "heap",
         backend_why: format!("one allocation in {} bytes, by a library that it loads", options.every_bytes),
         stops_waits_unseen: true,
+        // Not the name that it has now: it may run another program already.
+        name: command.words.first().map(|program| command_name(program)).unwrap_or_default(),
         ..describe::describe(pid)
     };
     Ok(HeapSource::new(directory, options, HeapProcess::new(pid, process, files), clock))
+}
+
+/// The name that the kernel gives to a process that runs this program: the first 15 bytes of the file's name
+/// (`TASK_COMM_LEN`, `__set_task_comm` in fs/exec.c).
+fn command_name(program: &OsStr) -> String {
+    let file = Path::new(program).file_name().unwrap_or(program).as_bytes();
+    String::from_utf8_lossy(&file[..file.len().min(15)]).into_owned()
 }
