@@ -44,8 +44,8 @@ impl Unwinder {
     ///
     /// Linux samples have no status register (it is not among the user registers of
     /// arch/arm64/kernel/perf_regs.c), so the instruction set of the leaf is unknown, unless a symbol states it.
-    /// Then the stack is followed in both, and is complete only if exactly one of them leads to an end, or both to
-    /// the same.
+    /// Then the stack is followed in both, and is complete only if exactly one of them leads to an end, or if both
+    /// lead to one end.
     pub(in crate::walk) fn unwind<'a>(
         &mut self,
         how: UnwindMethod,
