@@ -115,7 +115,7 @@ class Judge:
             self.reader.wait()
         if self.held_pipe is not None:
             os.close(self.held_pipe)
-        self.faults += outputs.judge(self.folder, self.allowed, self.before)
+        self.faults += outputs.judge(self.folder, self.allowed, self.before, self.killed)
         if self.code == 0:
             # What says that all went well has written all.
             for name in self.names:
@@ -129,7 +129,8 @@ class Judge:
                 if not text.endswith("\n"):
                     self.faults.append(f"exit code 0, and half of a listing of {len(text)} bytes")
         if self.what.kind == "gate-baseline" and os.path.isdir(self.baseline):
-            self.faults += outputs.judge(self.baseline, lambda name: re.fullmatch(r"base-\d{3}\.pb\.gz", name), self.kept)
+            self.faults += outputs.judge(self.baseline, lambda name: re.fullmatch(r"base-\d{3}\.pb\.gz", name), self.kept,
+                                         self.killed)
             old = sum(outputs.same(os.path.join(self.baseline, name), data) for name, data in self.kept.items())
             if 0 < old < len(self.kept):
                 self.notes.append("a baseline of old and new recordings")

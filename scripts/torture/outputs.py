@@ -46,13 +46,24 @@ def same(path, data):
         return file.read() == data
 
 
-def judge(folder, allowed, before):
-    """What is wrong in a folder. `allowed`: a function of a name; `before`: names and their old contents."""
+def is_replacement(name, data, before):
+    """Whether it is a whole output that was to replace one: no system call gives a file without a name that of another,
+    so it has a temporary one until `rename`."""
+    return re.fullmatch(r"\.stackprof-\d+-[0-9a-f]{16}\.tmp", name) and any(whole(old, data) is None for old in before)
+
+
+def judge(folder, allowed, before, killed=False):
+    """What is wrong in a folder. `allowed`: a function of a name; `before`: names and their old contents; `killed`: by a
+    signal that leaves the profiler no time to remove anything."""
     found = []
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         mode = os.lstat(path).st_mode
         if name not in before and not allowed(name):
+            if killed and stat.S_ISREG(mode):
+                with open(path, "rb") as file:
+                    if is_replacement(name, file.read(), before):
+                        continue
             found.append(f"left: {name} of {os.lstat(path).st_size} bytes")
             continue
         if not stat.S_ISREG(mode):
