@@ -38,6 +38,8 @@ export class App {
     this.names = new Names(data);
     this.model = new Model(data, this.names);
     this.initial = initialState(data.sides.length > 1, data.threads.count, data.sides.some((side) => side.by_thread));
+    // Of a program that has freed everything, the peak shows more than the end.
+    if (data.inuse && data.sides[0].total === 0) this.initial.moment = data.inuse.peak;
     this.state = stateOf(location.hash, this.initial);
     this.computed = this.model.compute(this.state);
     this.darkPage = matchMedia("(prefers-color-scheme: dark)");

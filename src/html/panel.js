@@ -66,7 +66,7 @@ function hottest({ data, names, totals, rows, selected }, hooks, room) {
       const kind = baseSelf ? (totals.self[id] > baseSelf[id] ? "grew" : "shrank") : "self";
       return line(names, id, growth(id) / most, text, kind, id === selected, hooks, room);
     }),
-    ids.length === 0 && element("p.note", {}, "nothing is shown: take a filter away"),
+    ids.length === 0 && element("p.note", {}, rows.total === 0 && data.inuse && data.sides[0].total === 0 ? "nothing was in use then" : "nothing is shown: take a filter away"),
   );
 }
 

@@ -122,7 +122,7 @@ export function stateOf(address, initial) {
   }
   for (const key of ["selected", "focus", "moment", "baseMoment"]) {
     const number = Number(given.get(key) ?? NaN);
-    if (Number.isInteger(number) && number >= 0) state[key] = number;
+    if (Number.isInteger(number) && number >= -1) state[key] = number;
   }
   for (const key of ["collapsed", "threads"]) {
     const text = given.get(key);

@@ -77,6 +77,11 @@ test("an address brings back the state, whatever is in it", () => {
   }
 });
 
+test("an address says that no moment is chosen where one is at first", () => {
+  const initial = { ...initialState(false, 1, true), moment: 5 };
+  for (const moment of [-1, 0, 5]) assert.equal(stateOf(addressOf({ ...initial, moment }, initial), initial).moment, moment);
+});
+
 test("what an address says wrongly is left as it is", () => {
   const initial = initialState(false, 1, true);
   for (const address of ["#view=x&selected=-7&range=9,1&threads=a&colour=red&invert=2", "#%", "#range=1", "#path=%25E0%25A4%25A", ""]) {
