@@ -504,5 +504,131 @@ cached() {
 }
 check 'names of the shared cache from our own' cached
 
+# ---- stackprof heap
+
+# heap_record ARGUMENT...: records the program of known allocations, each of them; what it prints is in heap.out.
+heap_record() {
+    darwin "$stackprof" heap --every 1 -o "$work/out.folded" --stats "$work/stats.json" "${@:2}" -- \
+        "$work/heap" "$1" >"$work/heap.out" 2>"$work/heap.err" || {
+        cat "$work/heap.err"
+        return 1
+    }
+    cat "$work/heap.err"
+    [[ $(<"$work/heap.out") == "done" ]]
+}
+
+# Bytes in use by function, to the byte: the counts and sizes of tests/darwin/targets/heap.c.
+plain_sites='by_malloc 100000 by_calloc 10000 by_realloc 100000 aligned 16384 by_aligned_alloc 1920 by_valloc 1554
+    by_zone_malloc 3330 by_zone_calloc 1001 by_zone_realloc 10800 by_zone_memalign 480 by_zone_valloc 1110
+    in_thread 40000'
+typed_sites='by_type_malloc 5772 by_type_calloc 714 by_type_realloc 12000 aligned_typed 1152 by_type_aligned_alloc 896
+    by_type_valloc 444 by_type_zone_malloc 888 by_type_zone_calloc 558 by_type_zone_realloc 7000
+    by_type_zone_memalign 1280 by_type_zone_valloc 198'
+# sites_are_exact NAME BYTES...
+sites_are_exact() {
+    awk -v "wanted=$*" '{ bytes = $NF; line = $0; sub(/ [0-9]+$/, "", line); sub(/.*;/, "", line); found[line] += bytes }
+        END {
+            count = split(wanted, word, /[ \n]+/)
+            for (i = 1; i < count; i += 2) {
+                want[word[i]] = word[i + 1]
+                if (found[word[i]] != word[i + 1]) { print word[i] ": " found[word[i]] + 0 " bytes, not " word[i + 1]; wrong = 1 }
+            }
+            for (name in found) if (!(name in want)) { print name ": " found[name] " bytes that are not in the program"; wrong = 1 }
+            exit wrong
+        }' "$work/out.folded"
+}
+
+heap_exact() {
+    heap_record sites
+    # shellcheck disable=SC2086 # words
+    sites_are_exact $plain_sites $typed_sites
+    grep -qE '(^|;)start;main;(sites;)?by_malloc 100000$' "$work/out.folded"
+    grep -qE '(^|;)thread_start;_pthread_start;worker;in_thread 40000$' "$work/out.folded"
+}
+check 'heap: 23 kinds of allocation sites are exact to the byte' heap_exact
+
+heap_older() {
+    export DARWIN_RUN_REFUSE=malloc_type
+    heap_record sites
+    # shellcheck disable=SC2086 # words
+    sites_are_exact $plain_sites
+}
+check 'heap: on a macOS without typed allocation' heap_older
+
+# No right to the task, and none is asked for.
+heap_without_rights() {
+    export DARWIN_RUN_REFUSE='task_for_pid region'
+    heap_record sites
+    # shellcheck disable=SC2086 # words
+    sites_are_exact $plain_sites $typed_sites
+}
+check 'heap: without a right to the task' heap_without_rights
+
+heap_leak() {
+    heap_record sites --callers 2
+    grep -qE '97\.7 KiB +100 +by_malloc < ' "$work/heap.err"
+}
+check 'heap: a leak is named with its caller' heap_leak
+
+heap_child() {
+    heap_record fork
+    # shellcheck disable=SC2086 # words
+    sites_are_exact $plain_sites $typed_sites in_child 15000
+    grep -q '"processes": *2' "$work/stats.json" || grep -q 'in_child 15000$' "$work/out.folded"
+}
+check 'heap: a forked child is followed, and its copies are not counted twice' heap_child
+
+heap_sampled() {
+    darwin "$stackprof" heap --every 4K --seed 7 -o "$work/out.folded" -- "$work/heap" sites
+    # Of 310 KB of small blocks: certain to be sampled somewhere.
+    grep -q ';by_malloc [1-9]' "$work/out.folded"
+}
+check 'heap: one in 4 KiB' heap_sampled
+
+heap_killed() {
+    "$run" "$work/heap" long >"$work/plain.out"
+    "$run" "$stackprof" heap --every 1 -q -o "$work/out.folded" -- "$work/heap" long >"$work/heap.out" &
+    local profiler=$! pid=
+    mapping_process() {
+        pid="$(pgrep -P "$profiler" | head -n 1)"
+        [[ -n $pid ]] && grep -q heap.dylib "/proc/$pid/maps"
+    }
+    wait_for mapping_process
+    kill -9 "$profiler"
+    wait "$profiler" || true
+    is_gone() {
+        [[ ! -e /proc/$pid || $(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null) == Z* ]]
+    }
+    wait_for is_gone
+    cmp "$work/plain.out" "$work/heap.out"
+    # The next recording removes what the killed one left.
+    heap_record sites
+    ! compgen -G '/dev/shm/stackprof-heap-*' >/dev/null || ! compgen -G '/dev/shm/stackprof-heap-*/heap.dylib' >/dev/null
+}
+check 'heap: kill -9 of stackprof leaves the output of the program unchanged' heap_killed
+
+heap_refused() {
+    local said code=0
+    said="$(darwin "$stackprof" heap -o "$work/out.folded" -- "$@" 2>&1)" || code=$?
+    echo "exit code $code: $said"
+    ((code != 0)) && [[ $said == *"$expected"* && ! -e $work/out.folded ]]
+}
+protected() {
+    expected='System Integrity Protection guards'
+    heap_refused /bin/sh -c true
+    printf '#!/bin/sh\nexit 0\n' >"$work/script"
+    chmod +x "$work/script"
+    expected='record the program that the script starts'
+    heap_refused "$work/script"
+}
+check 'heap: programs of macOS and their scripts are refused' protected
+hardened() {
+    # The flags as csops tells them, and what dyld makes of them.
+    export DARWIN_RUN_CSFLAGS=0x20010003 DARWIN_RUN_HARDENED=1
+    expected='codesign --force --sign - COPY'
+    heap_refused "$work/heap" sites
+}
+check 'heap: the hardened runtime is named, with the next step' hardened
+
 printf '%s passed, %s failed\n' "$passed" "$failed"
 exit $((failed > 0))

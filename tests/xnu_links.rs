@@ -58,8 +58,8 @@ fn what_does_not_exist_is_refused() {
     assert!(kernel.task_threads(task, &mut Vec::new()).is_err());
     assert!(kernel.task_dyld_info(task, 5).is_err());
     assert!(kernel.thread_basic_info(thread, 10).is_err());
-    assert!(kernel.spawn_suspended(&[]).is_err());
-    assert!(kernel.spawn_suspended(&[OsString::from("/no/such/program")]).is_err());
+    assert!(kernel.spawn_suspended(&[], &[]).is_err());
+    assert!(kernel.spawn_suspended(&[OsString::from("/no/such/program")], &[]).is_err());
     assert!(kernel.own_shared_cache(0x1000, 1).is_none());
     assert_eq!(kernel.vm_deallocate(OutOfLine { address: 0, size: 0 }), Ok(()));
 }
@@ -126,7 +126,7 @@ fn time_passes_in_ticks() {
 #[test]
 fn a_command_waits_until_it_is_let_go() {
     let kernel = kernel();
-    let pid = kernel.spawn_suspended(&["true".into()]).unwrap();
+    let pid = kernel.spawn_suspended(&["true".into()], &[]).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(kernel.wait_ended(pid), Ok(None));
     kernel.kill(pid, libc::SIGCONT).unwrap();

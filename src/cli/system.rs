@@ -170,11 +170,20 @@ pub(super) fn with_heap_source<R: Send>(
         let options = heap::HeapOptions { every_bytes, seed };
         linux::with_heap_source(&command, shim, options, clock.clone(), |source| body(source, &clock))
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(target_vendor = "apple")]
+    {
+        use crate::sources::{heap, mach};
+        let clock = crate::clock::RealClock::new();
+        let options = heap::HeapOptions { every_bytes, seed };
+        mach::with_heap_source(&mach::xnu::Xnu, words, shim, options, clock.clone(), |source| {
+            body(source, &clock)
+        })
+    }
+    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
     {
         use crate::error::{Error, ErrorKind};
         let _ = (words, every_bytes, seed, body, shim);
-        let why = "heap is for Linux in this version; record CPU time here: stackprof -- ./prog";
+        let why = "heap is for Linux and macOS; record firmware here: stackprof heap --gdb HOST:PORT";
         Err(Error::new(ErrorKind::Usage, why))
     }
 }
@@ -213,7 +222,9 @@ pub(super) fn why_no_allocations(
 ) -> String {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::why_no_allocations(program, losses, every_bytes);
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(target_vendor = "apple")]
+    return crate::sources::mach::why_no_allocations(program, losses, every_bytes);
+    #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
     {
         let _ = (program, losses, every_bytes);
         "it allocated nothing that was sampled; --every 1 takes each allocation".to_owned()

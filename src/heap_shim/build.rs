@@ -50,6 +50,10 @@ fn compile() -> Result<(), String> {
         // Here the linker strips; elsewhere that needs a tool that may be missing.
         rustc.arg("-Cstrip=symbols");
     }
+    if variable("CARGO_CFG_TARGET_OS") == "macos" {
+        // What an older SDK lacks, dyld looks up: functions that are imported weakly.
+        rustc.args(["-Clink-arg=-undefined", "-Clink-arg=dynamic_lookup"]);
+    }
     if variable("CARGO_CFG_TARGET_ENV") == "musl" {
         // If programs are linked statically by default, there would be no library.
         rustc.arg("-Ctarget-feature=-crt-static");

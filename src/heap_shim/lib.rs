@@ -12,6 +12,7 @@
 //! system      system calls, thread-local words                                                (by system)
 //! block_set   the addresses of sampled blocks       ring            space for records
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
+//! images      the image list                                                                  (macOS)
 //! ```
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -37,6 +38,9 @@ mod system;
 mod system;
 
 mod block_set;
+#[cfg(target_vendor = "apple")]
+#[path = "images_macos.rs"]
+mod images;
 mod interval;
 mod process;
 #[cfg(not(target_vendor = "apple"))]

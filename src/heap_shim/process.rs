@@ -213,7 +213,6 @@ fn of_now() -> u64 {
 /// Called by libc in a child of `fork`, which inherits the rest of its thread's interval and the random numbers after
 /// it, like its siblings. Reseeds, because samples of processes must be independent: otherwise the error of their sum
 /// is underestimated.
-#[cfg(not(target_vendor = "apple"))]
 pub extern "C" fn begin_child() {
     if SETUP.load(Ordering::Acquire) != READY || is_confined() {
         return;
@@ -337,6 +336,9 @@ impl Process {
         };
         is_owner.store(1, Ordering::Relaxed);
         state.store(next, Ordering::Release);
+        // Another thread may have loaded some meanwhile.
+        #[cfg(target_vendor = "apple")]
+        append_images();
         ring()
     }
 
@@ -456,6 +458,18 @@ pub extern "C" fn confine() {
         system::Thread::current().set_generation(generation());
     }
     CONFINED.store(1, Ordering::Relaxed);
+}
+
+/// Images were loaded or unloaded: appends that to the image list of the ring.
+#[cfg(target_vendor = "apple")]
+pub fn append_images() {
+    let Some(ring) = ring() else { return };
+    let header = ring.header();
+    if let Some(path) = take_buffers() {
+        set_name(path, &name(MAPS_PREFIX, header.pid, header.sequence));
+        super::images::append(path);
+        release_buffers();
+    }
 }
 
 /// The process exits: stores the time and a copy of its maps.

@@ -104,7 +104,7 @@ pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
 }
 
 fn get(index: usize) -> Option<Allocate> {
-    let function = REAL[index].load(Ordering::Acquire);
+    let function = REAL.get(index)?.load(Ordering::Acquire);
     // SAFETY: looked up by the name of a function that takes at most three words and returns one.
     (!function.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Allocate>(function) })
 }
@@ -127,7 +127,8 @@ fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
             unsafe { *(a as *mut usize) = block };
             0
         }
-        Function::Malloc | Function::Calloc | Function::Realloc | Function::Memalign => 0,
+        // Of every libc, or of macOS.
+        _ => 0,
     }
 }
 
@@ -171,6 +172,8 @@ fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
         Function::Reallocarray => (a, b.saturating_mul(c)),
         Function::AlignedAlloc | Function::Memalign => (0, b),
         Function::PosixMemalign => return 12,
+        // Of macOS.
+        _ => return 0,
     };
     if size > BOOTSTRAP_SIZE {
         return 0;

@@ -42,6 +42,11 @@ pub unsafe extern "C" fn allocate(
         6 => Function::AlignedAlloc,
         7 => Function::Memalign,
         8 => Function::Valloc,
+        10 => Function::ZoneMalloc,
+        11 => Function::ZoneCalloc,
+        12 => Function::ZoneRealloc,
+        13 => Function::ZoneMemalign,
+        14 => Function::ZoneValloc,
         _ => Function::Pvalloc,
     };
     let size = match function {
@@ -49,7 +54,9 @@ pub unsafe extern "C" fn allocate(
         Function::Calloc => (a as u64).checked_mul(b as u64).unwrap_or(u64::MAX),
         Function::Realloc | Function::AlignedAlloc | Function::Memalign => b as u64,
         Function::Reallocarray => (b as u64).checked_mul(c as u64).unwrap_or(u64::MAX),
-        Function::PosixMemalign => c as u64,
+        Function::PosixMemalign | Function::ZoneRealloc | Function::ZoneMemalign => c as u64,
+        Function::ZoneMalloc | Function::ZoneValloc => b as u64,
+        Function::ZoneCalloc => (b as u64).checked_mul(c as u64).unwrap_or(u64::MAX),
     };
     let thread = Thread::current();
     let before = thread.left().wrapping_add(size);
@@ -80,7 +87,11 @@ pub unsafe extern "C" fn allocate(
     let is_sampled = (left as i64) < 0 || size >= left;
     thread.set_left(if is_sampled { draw(&RANDOM, process.mean_bytes) } else { left - size });
 
-    let resized = if matches!(function, Function::Realloc | Function::Reallocarray) { a as u64 } else { 0 };
+    let resized = match function {
+        Function::Realloc | Function::Reallocarray => a as u64,
+        Function::ZoneRealloc => b as u64,
+        _ => 0,
+    };
     let is_tracked = resized != 0 && process::blocks().is_some_and(|blocks| blocks.contains(resized));
     if !is_sampled && !is_tracked {
         return real::allocate(function, a, b, c);
@@ -116,11 +127,26 @@ pub unsafe extern "C" fn allocate(
 /// # Safety
 /// Called by an entry point with the program's argument.
 pub unsafe extern "C" fn free(address: usize) {
+    forget(address);
+    real::free(address);
+}
+
+/// Handles the free of a block of a zone that may be sampled.
+///
+/// # Safety
+/// Called by an entry point with the program's arguments.
+#[cfg(target_vendor = "apple")]
+pub unsafe extern "C" fn free_in_zone(zone: usize, address: usize) {
+    forget(address);
+    real::free_in_zone(zone, address);
+}
+
+/// Records the free of a block that may be sampled, before the allocator gets it back.
+fn forget(address: usize) {
     if process::blocks().is_some_and(|blocks| blocks.contains(address as u64)) {
         let _blocked = BlockedSignals::new();
         release(Thread::current(), address as u64);
     }
-    real::free(address);
 }
 
 fn record(

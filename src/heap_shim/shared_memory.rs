@@ -7,8 +7,8 @@
 //! |---|---|---|
 //! | `control` | stackprof, before the command starts | [`Control`], [`CONTROL_SIZE`] bytes, the rest zero |
 //! | `ring.PID.N` | the shim, at a process's first sample | [`RingHeader`], at [`DATA_OFFSET`] the records |
-//! | `maps.PID.N` | the shim, before that ring (Linux) | /proc/self/maps at that time |
-//! | `maps.PID.N.end` | the shim, when the process exits (Linux) | /proc/self/maps at exit, if the process reached it |
+//! | `maps.PID.N` | the shim, before that ring | Linux: /proc/self/maps at that time; macOS: [`image_line`]s, and those of images that are loaded later |
+//! | `maps.PID.N.end` | the shim, when the process exits | the same at exit, if the process reached it |
 //!
 //! PID is the result of `getpid()` in the process; N counts from 0 and is the first free number, so that a program
 //! started by `execve` in the same process gets the next one.
@@ -55,6 +55,29 @@ pub const RING_PREFIX: &str = "ring.";
 
 /// File name prefix of copies of /proc/self/maps; `PID.N` or `PID.N.end` follows.
 pub const MAPS_PREFIX: &str = "maps.";
+
+/// A line of the image list of a macOS process: an image was loaded or unloaded, or there is a shared cache.
+///
+/// ```text
+/// + LOAD SIZE STATED OFFSET UUID TYPE FLAGS CPU SUBTYPE PATH
+/// - LOAD
+/// c BASE UUID
+/// ```
+///
+/// Numbers are hexadecimal with all their digits: 16, or 8 of the last four. LOAD, SIZE, STATED and OFFSET are the address
+/// of the segment `__TEXT`, its size, the address that the file states, and its offset in the file; TYPE, FLAGS, CPU
+/// and SUBTYPE are fields of the header (mach-o/loader.h). A UUID has 32 digits, all 0 without one. Newlines in a path
+/// are written as `?`.
+pub mod image_line {
+    /// An image was loaded.
+    pub const LOADED: u8 = b'+';
+    /// It was unloaded.
+    pub const UNLOADED: u8 = b'-';
+    /// The shared cache.
+    pub const CACHE: u8 = b'c';
+    /// Longest path, MAXPATHLEN; others are cut.
+    pub const PATH_MAX: usize = 1024;
+}
 
 /// File name of the shim in the directory.
 pub const SHIM_NAME: &str = if cfg!(target_vendor = "apple") { "heap.dylib" } else { "heap.so" };
@@ -329,6 +352,16 @@ pub enum Function {
     Valloc = 8,
     /// `pvalloc`.
     Pvalloc = 9,
+    /// `malloc_zone_malloc` (macOS): the zone, then the size.
+    ZoneMalloc = 10,
+    /// `malloc_zone_calloc`.
+    ZoneCalloc = 11,
+    /// `malloc_zone_realloc`.
+    ZoneRealloc = 12,
+    /// `malloc_zone_memalign`.
+    ZoneMemalign = 13,
+    /// `malloc_zone_valloc`.
+    ZoneValloc = 14,
 }
 
 /// Number of registers in a record.

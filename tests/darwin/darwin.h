@@ -16,6 +16,9 @@
 
 #define IMAGES_MAX 32
 #define THREADS_MAX 512
+/* Thread-specific words of a thread: those of the system, then those of keys. */
+#define TSD_WORDS 768
+#define TSD_FIRST_KEY 256
 
 /* A function or variable of libSystem under the name that a linker gives it. */
 struct shim {
@@ -24,7 +27,8 @@ struct shim {
 };
 /* Ended by a name that is NULL. */
 extern const struct shim file_shims[], plain_shims[], process_shims[], signal_shims[], socket_shims[],
-    spawn_shims[], system_shims[], thread_shims[], mach_shims[], task_shims[], thread_info_shims[], vm_shims[];
+    spawn_shims[], system_shims[], thread_shims[], mach_shims[], task_shims[], thread_info_shims[], vm_shims[],
+    allocator_shims[], typed_allocator_shims[];
 
 #define SAME(function) {"_" #function, (void *)(function)}
 #define SHIM(function) {"_" #function, (void *)(d_##function)}
@@ -44,6 +48,7 @@ struct image {
     size_t tls_data_size;    /* the part that is not zero */
     const uint8_t *eh_frame, *unwind_info;
     uint8_t uuid[16];
+    bool interposes;         /* has an __interpose section */
 };
 extern struct image images[IMAGES_MAX];
 extern int image_count;
@@ -51,11 +56,16 @@ extern int image_count;
 /* At the address wanted, or for 0 anywhere. */
 struct image *image_map(const char *file, const char *path, uint64_t wanted);
 void image_bind(struct image *image);
+/* Later binds of other images get the functions of its __interpose section. */
+void image_interpose(struct image *image);
+void image_terminate(const struct image *image);
 void image_initialize(struct image *image, int argc, char **argv, char **envp, char **apple);
 void image_register_unwinding(const struct image *image);
 void *image_export(const struct image *image, const char *symbol);
 /* A function of libSystem: a shim, or one that says its name and aborts. */
 void *system_symbol(const char *name);
+/* The same; NULL if there is none. */
+void *known_symbol(const char *name);
 void *image_tls_block(uint64_t index);
 
 /* ---- what a process says of itself to others that run here (the "kernel" asks it) */

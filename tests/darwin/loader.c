@@ -11,6 +11,7 @@
  * cached-pthread.dylib in it.
  */
 #define _GNU_SOURCE
+#include <asm/prctl.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -81,11 +82,13 @@ static void *stub_for(const char *name)
     return code;
 }
 
-void *system_symbol(const char *name)
+void *known_symbol(const char *name)
 {
+    /* The last are those of macOS 14 and later. */
     const struct shim *const tables[] = {file_shims,   plain_shims,  process_shims, signal_shims,
                                          socket_shims, spawn_shims,  system_shims,  thread_shims,
-                                         mach_shims,   task_shims,   thread_info_shims, vm_shims};
+                                         mach_shims,   task_shims,   thread_info_shims, vm_shims, allocator_shims,
+                                         refused("malloc_type") ? allocator_shims : typed_allocator_shims};
     for (size_t table = 0; table < sizeof tables / sizeof *tables; table++)
         for (const struct shim *shim = tables[table]; shim->name; shim++)
             if (strcmp(shim->name, name) == 0)
@@ -95,7 +98,13 @@ void *system_symbol(const char *name)
         if (exported)
             return exported;
     }
-    return stub_for(name);
+    return NULL;
+}
+
+void *system_symbol(const char *name)
+{
+    void *known = known_symbol(name);
+    return known ? known : stub_for(name);
 }
 
 /* ---- the record of this process */
@@ -217,13 +226,16 @@ struct thread_record *thread_enter(void)
     void *low;
     size_t size;
     /* libpthread-539, offsets_internal.h: the bounds of the stack lie before the TSD. */
-    uint64_t *structure = calloc(64, sizeof *structure), *handle = structure + 16;
+    uint64_t *structure = calloc(16 + TSD_WORDS, sizeof *structure), *handle = structure + 16;
     if (pthread_getattr_np(pthread_self(), &attributes) != 0 ||
         pthread_attr_getstack(&attributes, &low, &size) != 0)
         abort();
     pthread_attr_destroy(&attributes);
     handle[-6] = (uint64_t)low + size;
     handle[-5] = (uint64_t)low;
+    /* The thread-specific words are at %gs, as libpthread has them on x86_64; Linux's use %fs. */
+    if (syscall(SYS_arch_prctl, ARCH_SET_GS, handle) != 0)
+        abort();
     for (int i = 0; i < THREADS_MAX; i++) {
         struct thread_record *record = &own_record->threads[i];
         int32_t nobody = 0;
@@ -272,6 +284,39 @@ static const struct image *map_system(const char *file, const char *path, uint64
     return image_map(whole, path, wanted);
 }
 
+/* DYLD_INSERT_LIBRARIES, which a hardened program does without: dyld ends a program whose inserted library is missing (dyld-1378,
+ * RuntimeState::loadInsertedLibraries). */
+static int map_inserted(struct image *inserted[4])
+{
+    const char *list = getenv("DYLD_INSERT_LIBRARIES");
+    int count = 0;
+    if (getenv("DARWIN_RUN_HARDENED"))
+        unsetenv("DYLD_INSERT_LIBRARIES"), list = NULL;
+    while (list && *list) {
+        size_t length = strcspn(list, ":");
+        char *path = strndup(list, length);
+        list += length + (list[length] == ':');
+        if (count == 4)
+            not_implemented("more than four inserted libraries");
+        if (access(path, R_OK) != 0) {
+            fprintf(stderr, "dyld: terminating because inserted dylib '%s' could not be loaded\n", path);
+            abort();
+        }
+        inserted[count++] = image_map(path, path, 0);
+        free(path);
+    }
+    return count;
+}
+
+static struct image *inserted[4];
+static int inserted_count;
+
+static void terminate(void)
+{
+    for (int i = inserted_count; i-- > 0;)
+        image_terminate(inserted[i]);
+}
+
 static void map_cache(void)
 {
     const char *directory = getenv("DARWIN_RUN_SYSTEM");
@@ -314,14 +359,23 @@ int main(int argc, char **argv, char **envp)
     }
     image_pthread = map_system(has_cache ? "cached-pthread.dylib" : "pthread.dylib",
                                "/usr/lib/system/libsystem_pthread.dylib", has_cache ? CACHE_BASE + 0x10000 : 0);
+    inserted_count = map_inserted(inserted);
+    for (int i = 0; i < inserted_count; i++) {
+        image_bind(inserted[i]);
+        image_interpose(inserted[i]);
+    }
     for (int i = 0; i < image_count; i++) {
-        image_bind(&images[i]);
+        if (!images[i].interposes)
+            image_bind(&images[i]);
         image_register_unwinding(&images[i]);
     }
     thread_enter();
     publish_images();
+    atexit(terminate);
     snprintf(executable, sizeof executable, "executable_path=%s", path);
     char *apple[] = {executable, NULL};
+    for (int i = 0; i < inserted_count; i++)
+        image_initialize(inserted[i], argc, argv, envp, apple);
     image_initialize(program, argc, argv, envp, apple);
     infos->initialized = 1;
     if (!program->entry)

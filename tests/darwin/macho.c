@@ -45,6 +45,7 @@ enum {
     LC_DYLD_EXPORTS_TRIE = 0x80000033,
     LC_DYLD_CHAINED_FIXUPS = 0x80000034,
     S_MOD_INIT_FUNC_POINTERS = 0x9,
+    S_MOD_TERM_FUNC_POINTERS = 0xa,
     S_THREAD_LOCAL_REGULAR = 0x11,
     S_THREAD_LOCAL_ZEROFILL = 0x12,
     S_THREAD_LOCAL_VARIABLES = 0x13,
@@ -257,10 +258,27 @@ static void rebase(const struct image *image, const uint8_t *at, const uint8_t *
     }
 }
 
+/* Pairs of functions of __interpose sections: dyld replaces `old` by `new` in all other images. */
+static struct interposed {
+    uint64_t new, old;
+} interposed[64];
+static size_t interposed_count;
+
+/* What `name` is bound to; 0 for an imported function that may be missing, and is. */
+static uint64_t target_of(const struct image *image, const char *name, bool weak)
+{
+    uint64_t target = (uint64_t)(weak ? known_symbol(name) : system_symbol(name));
+    for (size_t i = 0; i < interposed_count && !image->interposes; i++)
+        if (interposed[i].old == target)
+            return interposed[i].new;
+    return target;
+}
+
 static void bind(const struct image *image, const uint8_t *at, const uint8_t *end)
 {
     const struct segment *segment = NULL;
     const char *name = "";
+    bool weak = false;
     uint64_t offset = 0;
     int64_t addend = 0;
     while (at < end) {
@@ -276,6 +294,7 @@ static void bind(const struct image *image, const uint8_t *at, const uint8_t *en
             break;
         case 0x40: /* SET_SYMBOL_TRAILING_FLAGS_IMM */
             name = (const char *)at;
+            weak = immediate & 1; /* WEAK_IMPORT */
             at += strlen(name) + 1;
             break;
         case 0x50: /* SET_TYPE_IMM */
@@ -311,7 +330,7 @@ static void bind(const struct image *image, const uint8_t *at, const uint8_t *en
             broken(image, "an unknown bind opcode");
         }
         for (; times > 0; times--, offset += 8 + skip)
-            *place(image, segment, offset) = (uint64_t)system_symbol(name) + (uint64_t)addend;
+            *place(image, segment, offset) = target_of(image, name, weak) + (uint64_t)addend;
     }
 }
 
@@ -338,6 +357,43 @@ void image_bind(struct image *image)
             if ((section->flags & 0xff) == S_THREAD_LOCAL_VARIABLES)
                 for (uint64_t word = 0; word < section->size / 8; word += 3)
                     words[word + 1] = (uint64_t)(image - images);
+        }
+    }
+}
+
+/* Takes the pairs of an image that is bound, and skips those whose function is missing, as dyld does. */
+void image_interpose(struct image *image)
+{
+    for (const void *at = NULL; (at = next_command(image, at));) {
+        const struct segment *segment = at;
+        for (uint32_t i = 0; kind(at) == LC_SEGMENT_64 && i < segment->nsects; i++) {
+            const struct section *section = &segment->sections[i];
+            const struct interposed *pairs = (const void *)(section->addr + (uint64_t)image->slide);
+            if (strncmp(section->name, "__interpose", 16) != 0)
+                continue;
+            image->interposes = true;
+            for (uint64_t k = 0; k < section->size / sizeof *pairs; k++) {
+                if (pairs[k].old == 0)
+                    continue;
+                if (interposed_count == sizeof interposed / sizeof *interposed)
+                    not_implemented("more than %zu interposed functions", interposed_count);
+                interposed[interposed_count++] = pairs[k];
+            }
+        }
+    }
+}
+
+void image_terminate(const struct image *image)
+{
+    for (const void *at = NULL; (at = next_command(image, at));) {
+        const struct segment *segment = at;
+        for (uint32_t i = 0; kind(at) == LC_SEGMENT_64 && i < segment->nsects; i++) {
+            const struct section *section = &segment->sections[i];
+            typedef void terminator(void);
+            terminator *const *functions = (void *)(section->addr + (uint64_t)image->slide);
+            if ((section->flags & 0xff) == S_MOD_TERM_FUNC_POINTERS)
+                for (uint64_t k = 0; k < section->size / 8; k++)
+                    functions[k]();
         }
     }
 }

@@ -175,11 +175,11 @@ static bool record_from_proc(pid_t pid, struct process_record *record)
     return true;
 }
 
-/* KERN_PROCARGS2: argc, path, NULs, arguments, environment (left out here). */
+/* KERN_PROCARGS2: argc, path, NULs, arguments, environment. */
 static int procargs(pid_t pid, char *into, size_t *size)
 {
     struct process_record record;
-    char text[sizeof(record.path) + sizeof record.arguments + 16];
+    static __thread char text[sizeof(record.path) + sizeof record.arguments + 16 + 65536];
     if (!process_record_of(pid, &record) && !record_from_proc(pid, &record))
         return fail(D_EINVAL);
     size_t length = strlen(record.path) + 1, padded = (length + 7) & ~7ul;
@@ -188,6 +188,13 @@ static int procargs(pid_t pid, char *into, size_t *size)
     memcpy(text + 4, record.path, length);
     memcpy(text + 4 + padded, record.arguments, record.arguments_size);
     size_t whole = 4 + padded + record.arguments_size;
+    char environment[64];
+    snprintf(environment, sizeof environment, "/proc/%d/environ", pid);
+    FILE *file = fopen(environment, "re");
+    if (file) {
+        whole += fread(text + whole, 1, 65536, file);
+        fclose(file);
+    }
     if (into && *size < whole)
         return fail(D_ENOMEM);
     if (into)

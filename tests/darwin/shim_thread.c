@@ -143,13 +143,52 @@ static int d_pthread_threadid_np(pthread_t thread, uint64_t *id)
     return 0;
 }
 
+/* libpthread-539: a key is the index of a word at %gs. */
+static int d_pthread_key_create(uint64_t *key, void (*destructor)(void *))
+{
+    static uint64_t next = TSD_FIRST_KEY;
+    if (destructor)
+        not_implemented("pthread_key_create with a destructor");
+    *key = __atomic_fetch_add(&next, 1, __ATOMIC_SEQ_CST);
+    return *key < TSD_WORDS ? 0 : 35; /* EAGAIN */
+}
+
+static void *d_pthread_getspecific(uint64_t key)
+{
+    void *value;
+    if (key >= TSD_WORDS)
+        return NULL;
+    __asm__ volatile("mov %%gs:(,%1,8), %0" : "=r"(value) : "r"(key));
+    return value;
+}
+
+static int d_pthread_setspecific(uint64_t key, const void *value)
+{
+    if (key >= TSD_WORDS)
+        return 22;
+    __asm__ volatile("mov %1, %%gs:(,%0,8)" : : "r"(key), "r"(value) : "memory");
+    return 0;
+}
+
 static void stack_of(pthread_t thread, void **low, size_t *size)
 {
+    /* Of the calling thread it does not change, and Linux reads it from a file. */
+    static __thread void *own_low;
+    static __thread size_t own_size;
     pthread_attr_t attributes;
+    if (pthread_equal(thread, pthread_self()) && own_low) {
+        *low = own_low;
+        *size = own_size;
+        return;
+    }
     if (pthread_getattr_np(thread, &attributes) != 0)
         abort();
     pthread_attr_getstack(&attributes, low, size);
     pthread_attr_destroy(&attributes);
+    if (pthread_equal(thread, pthread_self())) {
+        own_low = *low;
+        own_size = *size;
+    }
 }
 
 /* The end of the stack: it grows down from there. */
@@ -219,6 +258,7 @@ const struct shim thread_shims[] = {
     SHIM(pthread_get_stackaddr_np), SHIM(pthread_get_stacksize_np), SHIM(pthread_attr_setstacksize),
     SAME(pthread_self), SAME(pthread_attr_init), SAME(pthread_attr_destroy), SAME(pthread_mutex_init),
     SAME(pthread_mutexattr_init), SAME(pthread_mutexattr_destroy), SHIM(dispatch_semaphore_create),
+    SHIM(pthread_key_create), SHIM(pthread_getspecific), SHIM(pthread_setspecific), SAME(pthread_atfork),
     SHIM(dispatch_semaphore_signal), SHIM(dispatch_semaphore_wait), SHIM(dispatch_release), SHIM(dispatch_time),
     NAMED("_darwin_run_thread_end", rooted_return),
     {NULL, NULL},

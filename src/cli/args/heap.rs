@@ -35,11 +35,11 @@ const HZ: u32 = 1000;
        stackprof heap --pid N [OPTIONS]
        stackprof heap --gdb HOST:PORT --exec FILE [OPTIONS]",
     before_help = "One allocation in 512 KiB is sampled with its stack, and weighed so that all
-sums are right on average; the summary tells their error. A command (Linux)
-runs with a library that LD_PRELOAD loads, and so do the processes that it
-starts. A process that runs already (Linux, as root) gets probes at its
-allocator, which cost more. Behind a stub breakpoints show every block of a
-board or an emulator.
+sums are right on average; the summary tells their error. A command (Linux,
+macOS) runs with a library that the dynamic linker loads, and so do the
+processes that it starts. A process that runs already (Linux, as root) gets
+probes at its allocator, which cost more. Behind a stub breakpoints show every
+block of a board or an emulator.
 
 Examples:
   stackprof heap -- ./prog                   what is in use at the end

@@ -5,7 +5,7 @@
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::process::FILTER;
-use super::real::REAL;
+use super::real::{REAL, index};
 use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
 use super::system::LEFT_OFFSET;
@@ -58,9 +58,10 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
-/// Defines a function with this name and number; its size is computed into x9.
+/// Defines a function with this name: the slow path of a `Function`, the index of the function that it stands for, and
+/// its size, which is computed into x9.
 macro_rules! allocation {
-    ($name:ident, $function:ident, $($size:literal),+) => {
+    ($name:ident, $function:ident, $real:expr, $($size:literal),+) => {
         /// # Safety
         /// Called in place of the function of this name.
         #[unsafe(naked)]
@@ -81,13 +82,14 @@ macro_rules! allocation {
                 "b.le 2f",
                 "adrp x16, {real}@PAGE",
                 "add x16, x16, {real}@PAGEOFF",
-                "ldr x16, [x16, #8 * {function}]",
+                "ldr x16, [x16, #8 * {index}]",
                 "br x16",
                 "2: mov w16, #{function}",
                 "b {slow}",
                 ".cfi_endproc",
                 left = sym LEFT_OFFSET,
                 real = sym REAL,
+                index = const $real,
                 function = const Function::$function as usize,
                 slow = sym allocate_slowly,
             )
@@ -95,28 +97,29 @@ macro_rules! allocation {
     };
 }
 
-/// Defines a function that frees the block in x0, and continues in the allocator or, if the block may be
-/// sampled, in `sample`.
+/// Defines a function that frees or resizes the block in this register, and continues in the allocator or, if the block
+/// may be sampled, in a slow path.
 macro_rules! filtered {
-    ($name:ident, $real:literal, $slow:path) => {
+    ($name:ident, $block:literal, $real:expr, $slow:path) => {
         /// # Safety
         /// Called in place of the function of this name.
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "ubfx x13, x0, #{shift}, #{bits}",
+                concat!("ubfx x13, ", $block, ", #{shift}, #{bits}"),
                 "adrp x14, {filter}@PAGE",
                 "add x14, x14, {filter}@PAGEOFF",
                 "ldrb w13, [x14, x13]",
                 "cbnz w13, 2f",
                 "adrp x16, {real}@PAGE",
                 "add x16, x16, {real}@PAGEOFF",
-                concat!("ldr x16, [x16, #8 * ", $real, "]"),
+                "ldr x16, [x16, #8 * {index}]",
                 "br x16",
                 "2: b {slow}",
                 ".cfi_endproc",
                 real = sym REAL,
+                index = const $real,
                 filter = sym FILTER,
                 shift = const FILTER_SHIFT,
                 bits = const FILTER_BITS,
@@ -126,10 +129,39 @@ macro_rules! filtered {
     };
 }
 
+/// Defines a function that resizes a block to the size in this register.
+macro_rules! resizing {
+    ($name:ident, $size:literal, $slow:path, $counted:path) => {
+        /// # Safety
+        /// Called in place of the function of this name.
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "adrp x11, {left}@PAGE",
+                "ldr x11, [x11, {left}@PAGEOFF]",
+                "cbz x11, 2f",
+                "mrs x10, tpidrro_el0",
+                "and x10, x10, #0xfffffffffffffff8",
+                "ldr x12, [x10, x11]",
+                concat!("subs x12, x12, ", $size),
+                "str x12, [x10, x11]",
+                "b.le 2f",
+                "b {counted}",
+                "2: b {slow}",
+                ".cfi_endproc",
+                left = sym LEFT_OFFSET,
+                slow = sym $slow,
+                counted = sym $counted,
+            )
+        }
+    };
+}
+
 /// `realloc` of a block that may be sampled.
 ///
 /// # Safety
-/// Jumped to by `realloc` and `realloc_counted`, so that x30 is the return address of its caller.
+/// Jumped to by an entry point, so that x30 is the return address of its caller.
 #[unsafe(naked)]
 unsafe extern "C" fn reallocate_slowly() {
     naked_asm!(
@@ -140,35 +172,87 @@ unsafe extern "C" fn reallocate_slowly() {
     )
 }
 
+/// `malloc_zone_realloc` of a block that may be sampled.
+///
 /// # Safety
-/// Called in place of `realloc`.
+/// Jumped to by an entry point, so that x30 is the return address of its caller.
 #[unsafe(naked)]
-pub unsafe extern "C" fn realloc() {
+unsafe extern "C" fn reallocate_in_zone_slowly() {
     naked_asm!(
-        ".cfi_startproc",
-        "adrp x11, {left}@PAGE",
-        "ldr x11, [x11, {left}@PAGEOFF]",
-        "cbz x11, 2f",
-        "mrs x10, tpidrro_el0",
-        "and x10, x10, #0xfffffffffffffff8",
-        "ldr x12, [x10, x11]",
-        "subs x12, x12, x1",
-        "str x12, [x10, x11]",
-        "b.le 2f",
-        "b {counted}",
-        "2: b {slow}",
-        ".cfi_endproc",
-        left = sym LEFT_OFFSET,
-        slow = sym reallocate_slowly,
-        counted = sym realloc_counted,
+        "mov w16, #{function}",
+        "b {slow}",
+        function = const Function::ZoneRealloc as usize,
+        slow = sym allocate_slowly,
     )
 }
 
-allocation!(malloc, Malloc, "mov x9, x0");
+const fn number(function: Function) -> usize {
+    function as usize
+}
+
 // A product that overflows counts as the largest size.
-allocation!(calloc, Calloc, "mul x9, x0, x1", "umulh x10, x0, x1", "cmp x10, #0", "csinv x9, x9, xzr, eq");
-allocation!(posix_memalign, PosixMemalign, "mov x9, x2");
-allocation!(aligned_alloc, AlignedAlloc, "mov x9, x1");
-allocation!(valloc, Valloc, "mov x9, x0");
-filtered!(realloc_counted, "3", reallocate_slowly);
-filtered!(free, "0", sample::free);
+allocation!(malloc, Malloc, number(Function::Malloc), "mov x9, x0");
+allocation!(
+    calloc,
+    Calloc,
+    number(Function::Calloc),
+    "mul x9, x0, x1",
+    "umulh x10, x0, x1",
+    "cmp x10, #0",
+    "csinv x9, x9, xzr, eq"
+);
+allocation!(posix_memalign, PosixMemalign, number(Function::PosixMemalign), "mov x9, x2");
+allocation!(aligned_alloc, AlignedAlloc, number(Function::AlignedAlloc), "mov x9, x1");
+allocation!(valloc, Valloc, number(Function::Valloc), "mov x9, x0");
+resizing!(realloc, "x1", reallocate_slowly, realloc_counted);
+filtered!(realloc_counted, "x0", number(Function::Realloc), reallocate_slowly);
+filtered!(free, "x0", index::FREE, sample::free);
+
+allocation!(malloc_zone_malloc, ZoneMalloc, number(Function::ZoneMalloc), "mov x9, x1");
+allocation!(
+    malloc_zone_calloc,
+    ZoneCalloc,
+    number(Function::ZoneCalloc),
+    "mul x9, x1, x2",
+    "umulh x10, x1, x2",
+    "cmp x10, #0",
+    "csinv x9, x9, xzr, eq"
+);
+allocation!(malloc_zone_memalign, ZoneMemalign, number(Function::ZoneMemalign), "mov x9, x2");
+allocation!(malloc_zone_valloc, ZoneValloc, number(Function::ZoneValloc), "mov x9, x1");
+resizing!(malloc_zone_realloc, "x2", reallocate_in_zone_slowly, malloc_zone_realloc_counted);
+filtered!(malloc_zone_realloc_counted, "x1", number(Function::ZoneRealloc), reallocate_in_zone_slowly);
+filtered!(malloc_zone_free, "x1", index::ZONE_FREE, sample::free_in_zone);
+
+allocation!(malloc_type_malloc, Malloc, index::TYPE_MALLOC, "mov x9, x0");
+allocation!(
+    malloc_type_calloc,
+    Calloc,
+    index::TYPE_CALLOC,
+    "mul x9, x0, x1",
+    "umulh x10, x0, x1",
+    "cmp x10, #0",
+    "csinv x9, x9, xzr, eq"
+);
+allocation!(malloc_type_posix_memalign, PosixMemalign, index::TYPE_POSIX_MEMALIGN, "mov x9, x2");
+allocation!(malloc_type_aligned_alloc, AlignedAlloc, index::TYPE_ALIGNED_ALLOC, "mov x9, x1");
+allocation!(malloc_type_valloc, Valloc, index::TYPE_VALLOC, "mov x9, x0");
+resizing!(malloc_type_realloc, "x1", reallocate_slowly, malloc_type_realloc_counted);
+filtered!(malloc_type_realloc_counted, "x0", index::TYPE_REALLOC, reallocate_slowly);
+filtered!(malloc_type_free, "x0", index::TYPE_FREE, sample::free);
+
+allocation!(malloc_type_zone_malloc, ZoneMalloc, index::TYPE_ZONE_MALLOC, "mov x9, x1");
+allocation!(
+    malloc_type_zone_calloc,
+    ZoneCalloc,
+    index::TYPE_ZONE_CALLOC,
+    "mul x9, x1, x2",
+    "umulh x10, x1, x2",
+    "cmp x10, #0",
+    "csinv x9, x9, xzr, eq"
+);
+allocation!(malloc_type_zone_memalign, ZoneMemalign, index::TYPE_ZONE_MEMALIGN, "mov x9, x2");
+allocation!(malloc_type_zone_valloc, ZoneValloc, index::TYPE_ZONE_VALLOC, "mov x9, x1");
+resizing!(malloc_type_zone_realloc, "x2", reallocate_in_zone_slowly, malloc_type_zone_realloc_counted);
+filtered!(malloc_type_zone_realloc_counted, "x1", index::TYPE_ZONE_REALLOC, reallocate_in_zone_slowly);
+filtered!(malloc_type_zone_free, "x1", index::TYPE_ZONE_FREE, sample::free_in_zone);

@@ -5,7 +5,7 @@
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
 use super::process::FILTER;
-use super::real::REAL;
+use super::real::{REAL, index};
 use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
 use super::system::LEFT_OFFSET;
@@ -53,9 +53,10 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
-/// Defines a function with this name and number; its size is computed into rax.
+/// Defines a function with this name: the slow path of a `Function`, the index of the function that it stands for, and
+/// its size, which is computed into rax.
 macro_rules! allocation {
-    ($name:ident, $function:ident, $($size:literal),+) => {
+    ($name:ident, $function:ident, $real:expr, $($size:literal),+) => {
         /// # Safety
         /// Called in place of the function of this name.
         #[unsafe(naked)]
@@ -70,12 +71,13 @@ macro_rules! allocation {
                 "sub qword ptr gs:[r11], rax",
                 // Signed: the size is at least the rest, or a signal handler went below it.
                 "jle 2f",
-                "jmp qword ptr [rip + {real} + 8 * {function}]",
+                "jmp qword ptr [rip + {real} + 8 * {index}]",
                 "2: mov eax, {function}",
                 "jmp {slow}",
                 ".cfi_endproc",
                 left = sym LEFT_OFFSET,
                 real = sym REAL,
+                index = const $real,
                 function = const Function::$function as usize,
                 slow = sym allocate_slowly,
             )
@@ -83,26 +85,27 @@ macro_rules! allocation {
     };
 }
 
-/// Defines a function that frees the block in rdi, and continues in the allocator or, if the block may be
-/// sampled, in `sample`.
+/// Defines a function that frees or resizes the block in this register, and continues in the allocator or, if the block
+/// may be sampled, in a slow path.
 macro_rules! filtered {
-    ($name:ident, $real:literal, $slow:path) => {
+    ($name:ident, $block:literal, $real:expr, $slow:path) => {
         /// # Safety
         /// Called in place of the function of this name.
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "mov eax, edi",
+                concat!("mov eax, ", $block),
                 "shr eax, {shift}",
                 "and eax, {mask}",
-                "lea rcx, [rip + {filter}]",
-                "cmp byte ptr [rcx + rax], 0",
+                "lea r11, [rip + {filter}]",
+                "cmp byte ptr [r11 + rax], 0",
                 "jne 2f",
-                concat!("jmp qword ptr [rip + {real} + 8 * ", $real, "]"),
+                "jmp qword ptr [rip + {real} + 8 * {index}]",
                 "2: jmp {slow}",
                 ".cfi_endproc",
                 real = sym REAL,
+                index = const $real,
                 filter = sym FILTER,
                 shift = const FILTER_SHIFT,
                 mask = const FILTER_SIZE - 1,
@@ -112,10 +115,34 @@ macro_rules! filtered {
     };
 }
 
+/// Defines a function that resizes a block to the size in this register.
+macro_rules! resizing {
+    ($name:ident, $size:literal, $slow:path, $counted:path) => {
+        /// # Safety
+        /// Called in place of the function of this name.
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "mov r11, qword ptr [rip + {left}]",
+                "test r11, r11",
+                "je {slow}",
+                concat!("sub qword ptr gs:[r11], ", $size),
+                "jle {slow}",
+                "jmp {counted}",
+                ".cfi_endproc",
+                left = sym LEFT_OFFSET,
+                slow = sym $slow,
+                counted = sym $counted,
+            )
+        }
+    };
+}
+
 /// `realloc` of a block that may be sampled.
 ///
 /// # Safety
-/// Jumped to by `realloc_counted`, so that the return address of its caller is on the top of the stack.
+/// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
 #[unsafe(naked)]
 unsafe extern "C" fn reallocate_slowly() {
     naked_asm!(
@@ -126,30 +153,96 @@ unsafe extern "C" fn reallocate_slowly() {
     )
 }
 
+/// `malloc_zone_realloc` of a block that may be sampled.
+///
 /// # Safety
-/// Called in place of `realloc`.
+/// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
 #[unsafe(naked)]
-pub unsafe extern "C" fn realloc() {
+unsafe extern "C" fn reallocate_in_zone_slowly() {
     naked_asm!(
-        ".cfi_startproc",
-        "mov r11, qword ptr [rip + {left}]",
-        "test r11, r11",
-        "je {slow}",
-        "sub qword ptr gs:[r11], rsi",
-        "jle {slow}",
-        "jmp {counted}",
-        ".cfi_endproc",
-        left = sym LEFT_OFFSET,
-        slow = sym reallocate_slowly,
-        counted = sym realloc_counted,
+        "mov eax, {function}",
+        "jmp {slow}",
+        function = const Function::ZoneRealloc as usize,
+        slow = sym allocate_slowly,
     )
 }
 
-allocation!(malloc, Malloc, "mov rax, rdi");
-// A product that overflows counts as the largest size.
-allocation!(calloc, Calloc, "mov rax, rdi", "mul rsi", "mov rcx, -1", "cmovo rax, rcx");
-allocation!(posix_memalign, PosixMemalign, "mov rax, rdx");
-allocation!(aligned_alloc, AlignedAlloc, "mov rax, rsi");
-allocation!(valloc, Valloc, "mov rax, rdi");
-filtered!(realloc_counted, "3", reallocate_slowly);
-filtered!(free, "0", sample::free);
+const fn number(function: Function) -> usize {
+    function as usize
+}
+
+// A product that overflows counts as the largest size; rdx is an argument of the functions of zones, and of typed
+// ones.
+allocation!(malloc, Malloc, number(Function::Malloc), "mov rax, rdi");
+allocation!(
+    calloc,
+    Calloc,
+    number(Function::Calloc),
+    "mov r11, rdx",
+    "mov rax, rdi",
+    "mul rsi",
+    "mov rdx, -1",
+    "cmovo rax, rdx",
+    "mov rdx, r11"
+);
+allocation!(posix_memalign, PosixMemalign, number(Function::PosixMemalign), "mov rax, rdx");
+allocation!(aligned_alloc, AlignedAlloc, number(Function::AlignedAlloc), "mov rax, rsi");
+allocation!(valloc, Valloc, number(Function::Valloc), "mov rax, rdi");
+resizing!(realloc, "rsi", reallocate_slowly, realloc_counted);
+filtered!(realloc_counted, "edi", number(Function::Realloc), reallocate_slowly);
+filtered!(free, "edi", index::FREE, sample::free);
+
+allocation!(malloc_zone_malloc, ZoneMalloc, number(Function::ZoneMalloc), "mov rax, rsi");
+allocation!(
+    malloc_zone_calloc,
+    ZoneCalloc,
+    number(Function::ZoneCalloc),
+    "mov r11, rdx",
+    "mov rax, rsi",
+    "mul rdx",
+    "mov rdx, -1",
+    "cmovo rax, rdx",
+    "mov rdx, r11"
+);
+allocation!(malloc_zone_memalign, ZoneMemalign, number(Function::ZoneMemalign), "mov rax, rdx");
+allocation!(malloc_zone_valloc, ZoneValloc, number(Function::ZoneValloc), "mov rax, rsi");
+resizing!(malloc_zone_realloc, "rdx", reallocate_in_zone_slowly, malloc_zone_realloc_counted);
+filtered!(malloc_zone_realloc_counted, "esi", number(Function::ZoneRealloc), reallocate_in_zone_slowly);
+filtered!(malloc_zone_free, "esi", index::ZONE_FREE, sample::free_in_zone);
+
+allocation!(malloc_type_malloc, Malloc, index::TYPE_MALLOC, "mov rax, rdi");
+allocation!(
+    malloc_type_calloc,
+    Calloc,
+    index::TYPE_CALLOC,
+    "mov r11, rdx",
+    "mov rax, rdi",
+    "mul rsi",
+    "mov rdx, -1",
+    "cmovo rax, rdx",
+    "mov rdx, r11"
+);
+allocation!(malloc_type_posix_memalign, PosixMemalign, index::TYPE_POSIX_MEMALIGN, "mov rax, rdx");
+allocation!(malloc_type_aligned_alloc, AlignedAlloc, index::TYPE_ALIGNED_ALLOC, "mov rax, rsi");
+allocation!(malloc_type_valloc, Valloc, index::TYPE_VALLOC, "mov rax, rdi");
+resizing!(malloc_type_realloc, "rsi", reallocate_slowly, malloc_type_realloc_counted);
+filtered!(malloc_type_realloc_counted, "edi", index::TYPE_REALLOC, reallocate_slowly);
+filtered!(malloc_type_free, "edi", index::TYPE_FREE, sample::free);
+
+allocation!(malloc_type_zone_malloc, ZoneMalloc, index::TYPE_ZONE_MALLOC, "mov rax, rsi");
+allocation!(
+    malloc_type_zone_calloc,
+    ZoneCalloc,
+    index::TYPE_ZONE_CALLOC,
+    "mov r11, rdx",
+    "mov rax, rsi",
+    "mul rdx",
+    "mov rdx, -1",
+    "cmovo rax, rdx",
+    "mov rdx, r11"
+);
+allocation!(malloc_type_zone_memalign, ZoneMemalign, index::TYPE_ZONE_MEMALIGN, "mov rax, rdx");
+allocation!(malloc_type_zone_valloc, ZoneValloc, index::TYPE_ZONE_VALLOC, "mov rax, rsi");
+resizing!(malloc_type_zone_realloc, "rdx", reallocate_in_zone_slowly, malloc_type_zone_realloc_counted);
+filtered!(malloc_type_zone_realloc_counted, "esi", index::TYPE_ZONE_REALLOC, reallocate_in_zone_slowly);
+filtered!(malloc_type_zone_free, "esi", index::TYPE_ZONE_FREE, sample::free_in_zone);

@@ -5,7 +5,7 @@
 use super::shared_memory::Refusal;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 // SAFETY: functions of libSystem, with the types of its headers. Variadic ones are called with the arguments
 // they take.
@@ -14,6 +14,7 @@ unsafe extern "C" {
     fn open(path: *const c_char, flags: c_int, ...) -> c_int;
     fn close(descriptor: c_int) -> c_int;
     fn lseek(descriptor: c_int, offset: i64, whence: c_int) -> i64;
+    fn write(descriptor: c_int, from: *const c_void, length: usize) -> isize;
     fn pwrite(descriptor: c_int, from: *const c_void, length: usize, offset: i64) -> isize;
     fn unlink(path: *const c_char) -> c_int;
     fn mmap(
@@ -25,7 +26,6 @@ unsafe extern "C" {
         offset: i64,
     ) -> *mut c_void;
     fn munmap(at: *mut c_void, size: usize) -> c_int;
-    fn minherit(at: *mut c_void, size: usize, inherit: c_int) -> c_int;
     fn getpid() -> c_int;
     fn getrlimit(resource: c_int, limit: *mut [u64; 2]) -> c_int;
     fn getenv(name: *const c_char) -> *const c_char;
@@ -34,13 +34,19 @@ unsafe extern "C" {
     fn pthread_setspecific(key: usize, value: *const c_void) -> c_int;
     fn pthread_getspecific(key: usize) -> *mut c_void;
     fn pthread_threadid_np(thread: usize, id: *mut u64) -> c_int;
+    fn pthread_self() -> usize;
+    fn pthread_get_stackaddr_np(thread: usize) -> u64;
+    fn pthread_get_stacksize_np(thread: usize) -> u64;
+    fn pthread_atfork(prepare: *const c_void, parent: *const c_void, child: extern "C" fn()) -> c_int;
     fn pthread_sigmask(how: c_int, set: *const u32, before: *mut u32) -> c_int;
     fn mach_vm_read_overwrite(task: u32, at: u64, size: u64, to: u64, copied: *mut u64) -> c_int;
     fn __error() -> *mut c_int;
     static mach_task_self_: u32;
 }
 
+const O_WRONLY: c_int = 1;
 const O_RDWR: c_int = 2;
+const O_APPEND: c_int = 8;
 const O_CREAT: c_int = 0x200;
 const O_EXCL: c_int = 0x800;
 const O_CLOEXEC: c_int = 0x100_0000;
@@ -51,8 +57,8 @@ const RLIMIT_FSIZE: c_int = 1;
 const PROT_READ_WRITE: c_int = 3;
 const MAP_SHARED: c_int = 1;
 const MAP_PRIVATE: c_int = 2;
+const MAP_FIXED: c_int = 0x10;
 const MAP_ANON: c_int = 0x1000;
-const VM_INHERIT_ZERO: c_int = 3;
 const CLOCK_UPTIME_RAW: c_int = 8;
 /// The smallest page size of any Mac.
 const PAGE_SIZE: usize = 4096;
@@ -136,12 +142,17 @@ impl Thread {
         id as u32
     }
 
-    /// The mapped part of the thread's own stack: not tracked here.
+    /// The mapped part of the thread's own stack: the kernel maps all of it when the thread starts.
     pub fn stack(self) -> (u64, u64) {
-        (0, 0)
+        // SAFETY: of the calling thread.
+        let (base, size) = unsafe {
+            let thread = pthread_self();
+            (pthread_get_stackaddr_np(thread), pthread_get_stacksize_np(thread))
+        };
+        (base.saturating_sub(size), base)
     }
 
-    /// Not tracked here.
+    /// Known from the start.
     pub fn add_to_stack(self, _: u64, _: u64) {}
 }
 
@@ -207,8 +218,7 @@ pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool)
 
 /// Value of an environment variable.
 pub enum Variable {
-    /// libSystem has no environment yet; dyld loads libraries after it has one.
-    #[allow(dead_code)]
+    /// dyld has not initialized this library yet: libSystem may have no environment.
     NotYet,
     /// It is not set.
     Absent,
@@ -216,8 +226,14 @@ pub enum Variable {
     Present(*const u8),
 }
 
+/// dyld initializes this library, after libSystem, which it needs.
+static IS_LOADED: AtomicBool = AtomicBool::new(false);
+
 /// Looks up a variable, and creates the keys of the thread-specific words.
 pub fn variable(name: &str) -> Variable {
+    if !IS_LOADED.load(Ordering::Acquire) {
+        return Variable::NotYet;
+    }
     let mut text = [0u8; 32];
     let room = text.len() - 1;
     text.iter_mut().take(room).zip(name.bytes()).for_each(|(to, byte)| *to = byte);
@@ -270,16 +286,32 @@ pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
     mapped
 }
 
+/// Memory that is zero in each child of fork: address and size. The kernel does not do that here (minherit(2) shares,
+/// copies or removes), so `begin_child` does.
+static WIPED: [(AtomicPtr<u8>, AtomicUsize); 2] =
+    [const { (AtomicPtr::new(null_mut()), AtomicUsize::new(0)) }; 2];
+
 /// Maps memory that is zero, also in each child of fork.
 pub fn map_wiped(size: usize) -> Option<*mut u8> {
     let size = size.next_multiple_of(16384);
+    let (address, bytes) = WIPED.iter().find(|(address, _)| address.load(Ordering::Relaxed).is_null())?;
     let mapped = map(size, MAP_PRIVATE | MAP_ANON, -1)?;
-    // SAFETY: mapped above, whole pages.
-    if unsafe { minherit(mapped.cast(), size, VM_INHERIT_ZERO) } != 0 {
-        unmap(mapped, size);
-        return None;
-    }
+    bytes.store(size, Ordering::Relaxed);
+    address.store(mapped, Ordering::Relaxed);
     Some(mapped)
+}
+
+/// Called by libSystem in a child of fork, which has one thread.
+extern "C" fn begin_child() {
+    for (address, bytes) in &WIPED {
+        let (address, bytes) = (address.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed));
+        if !address.is_null() {
+            let flags = MAP_PRIVATE | MAP_ANON | MAP_FIXED;
+            // SAFETY: replaces a mapping of this library by new pages.
+            unsafe { mmap(address.cast(), bytes, PROT_READ_WRITE, flags, -1, 0) };
+        }
+    }
+    super::process::begin_child();
 }
 
 /// Unmaps a mapping.
@@ -346,8 +378,39 @@ fn write_zeros(descriptor: c_int, size: usize) -> bool {
     true
 }
 
-/// macOS has no such file: stackprof asks the kernel for the images of a task.
-pub fn copy_maps(_: *const u8, _: *mut u8, _: usize, _: usize) {}
+/// Creates a file with the image list.
+pub fn copy_maps(path: *const u8, _: *mut u8, _: usize, _: usize) {
+    super::images::write(path);
+}
+
+/// Appends to a file, which is created if `is_new`.
+pub fn append(path: *const u8, is_new: bool, text: &[u8]) {
+    // SAFETY: the calling thread's errno.
+    let errno = unsafe { *__error() };
+    let descriptor = open_file(path, O_WRONLY | if is_new { O_CREAT | O_EXCL } else { O_APPEND });
+    let mut at = 0;
+    while descriptor >= 0 && at < text.len() {
+        // SAFETY: that many bytes are there.
+        let written = unsafe { write(descriptor, text.as_ptr().add(at).cast(), text.len() - at) };
+        // SAFETY: the calling thread's errno.
+        if written <= 0 && unsafe { *__error() } != EINTR {
+            break;
+        }
+        at += written.max(0) as usize;
+    }
+    // SAFETY: opened above, if it was; the calling thread's errno.
+    unsafe {
+        if descriptor >= 0 {
+            close(descriptor);
+        }
+        *__error() = errno;
+    }
+}
+
+/// Maps memory that is zero.
+pub fn map_zero(size: usize) -> Option<*mut u8> {
+    map(size, MAP_PRIVATE | MAP_ANON, -1)
+}
 
 /// macOS has no seccomp.
 pub fn seccomp_filters(_: *mut u8, _: usize) -> u64 {
@@ -358,7 +421,12 @@ pub fn seccomp_filters(_: *mut u8, _: usize) -> u64 {
 pub fn thread_name(_: *mut [u8; 16]) {}
 
 extern "C" fn load() {
-    let _ = super::process::status();
+    IS_LOADED.store(true, Ordering::Release);
+    if let super::process::Status::Recording(_) = super::process::status() {
+        // SAFETY: a function without arguments.
+        unsafe { pthread_atfork(null(), null(), begin_child) };
+        super::images::follow();
+    }
 }
 
 extern "C" fn unload() {

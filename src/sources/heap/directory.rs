@@ -24,7 +24,11 @@ use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, MAGIC, MAPS_PREFIX,
     MAX_STACK_SIZE, RING_PREFIX, Refusal, SHIM_NAME,
 };
+use crate::error::{Error, ErrorKind, Result, io_text};
 
+/// The variable with libraries that the dynamic linker loads into a program.
+const PRELOAD_VARIABLE: &str =
+    if cfg!(target_vendor = "apple") { "DYLD_INSERT_LIBRARIES" } else { "LD_PRELOAD" };
 /// Prefix of directory names.
 const PREFIX: &str = "stackprof-heap-";
 /// A directory without a control file may still be under construction for this long.
@@ -53,22 +57,13 @@ pub struct Directory {
     control: File,
 }
 
-/// Why no directory could be created.
-#[derive(Debug)]
-pub struct NoDirectory {
-    /// The place that was tried last.
-    pub place: PathBuf,
-    /// The system's error.
-    pub why: io::Error,
-}
-
 impl Directory {
     /// Creates the directory with this shim in it, and removes those left by killed recordings.
     ///
     /// # Errors
-    /// None of the places can hold it.
-    pub fn make(shim: &[u8], options: HeapOptions) -> Result<Directory, NoDirectory> {
-        let mut failure = NoDirectory { place: PathBuf::from("/tmp"), why: io::ErrorKind::NotFound.into() };
+    /// [`ErrorKind::System`]: none of the places can hold it.
+    pub fn make(shim: &[u8], options: HeapOptions) -> Result<Directory> {
+        let mut failure = (PathBuf::from("/tmp"), io::ErrorKind::NotFound.into());
         let mut places = places();
         places.iter().for_each(|place| sweep(place));
         places.sort_by_key(|place| Reverse(free_bytes(place).min(SPACE_ENOUGH_BYTES)));
@@ -78,10 +73,16 @@ impl Directory {
                     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(directory.path.clone());
                     return Ok(directory);
                 }
-                Err(why) => failure = NoDirectory { place, why },
+                Err(why) => failure = (place, why),
             }
         }
-        Err(failure)
+        let (place, why) = failure;
+        let text = format!(
+            "cannot put the heap shim into {}: {}; set XDG_RUNTIME_DIR to a directory of yours whose files may be run",
+            place.display(),
+            io_text(&why)
+        );
+        Err(Error::new(ErrorKind::System, text).caused_by(why))
     }
 
     /// Creates it in this place.
@@ -100,17 +101,20 @@ impl Directory {
         &self.path
     }
 
-    /// Environment variables with which a command loads the shim, ahead of libraries that are already in
-    /// LD_PRELOAD.
+    /// Environment variables with which a command loads the shim, ahead of libraries that it is already told to load.
     #[must_use]
-    pub fn environment(&self, preloaded: Option<&OsStr>) -> Vec<(OsString, OsString)> {
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        self.environment_with(std::env::var_os(PRELOAD_VARIABLE).as_deref())
+    }
+
+    fn environment_with(&self, preloaded: Option<&OsStr>) -> Vec<(OsString, OsString)> {
         let mut preload = self.path.join(SHIM_NAME).into_os_string();
         if let Some(preloaded) = preloaded.filter(|preloaded| !preloaded.is_empty()) {
             preload.push(":");
             preload.push(preloaded);
         }
         let directory = self.path.clone().into_os_string();
-        vec![("LD_PRELOAD".into(), preload), (super::shared_memory::DIRECTORY_VARIABLE.into(), directory)]
+        vec![(PRELOAD_VARIABLE.into(), preload), (super::shared_memory::DIRECTORY_VARIABLE.into(), directory)]
     }
 
     /// The existing rings: process, sequence number, path.
@@ -152,7 +156,7 @@ impl Directory {
         let _ = self.control.write_all_at(&1u32.to_ne_bytes(), at);
     }
 
-    /// Processes that map the shim now.
+    /// Processes that map the shim now, or that start others with it.
     #[must_use]
     pub fn survivors(&self) -> Vec<u32> {
         processes_with(&self.path.join(SHIM_NAME))
@@ -217,7 +221,7 @@ fn places() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let runtime = runtime.filter(|path| path.is_absolute() && is_own(path));
     let places = runtime.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from));
-    // Separators in LD_PRELOAD.
+    // Separators in the variable.
     let is_divided = |path: &PathBuf| path.as_os_str().as_bytes().iter().any(|byte| b" :\t\n".contains(byte));
     places.filter(|path| !is_divided(path)).collect()
 }
@@ -236,7 +240,15 @@ fn free_bytes(place: &Path) -> u64 {
     blocks.saturating_mul(block_bytes)
 }
 
+/// Other processes that were started with a file in their environment: dyld ends a program whose inserted library is
+/// missing.
+#[cfg(target_vendor = "apple")]
+fn processes_with(file: &Path) -> Vec<u32> {
+    crate::sources::mach::xnu::processes_with(file.as_os_str().as_bytes())
+}
+
 /// Other processes that map a file, by /proc: this one maps the shim to read its unwind information.
+#[cfg(not(target_vendor = "apple"))]
 fn processes_with(file: &Path) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -406,7 +418,7 @@ mod tests {
         fs::write(path.join("ring.x.3"), "x").unwrap();
         fs::write(path.join("maps.12.3.end"), "x").unwrap();
         assert_eq!(directory.rings(), [(12, 3, path.join("ring.12.3"))]);
-        let environment = directory.environment(Some(OsStr::new("/lib/a.so")));
+        let environment = directory.environment_with(Some(OsStr::new("/lib/a.so")));
         assert_eq!(environment[0].1, OsString::from(format!("{}/{SHIM_NAME}:/lib/a.so", path.display())));
         assert_eq!((directory.programs(), directory.refused()), (0, vec![]));
         // Another recording that starts does not remove it.

@@ -1,14 +1,17 @@
-//! Memory shared between stackprof and a command with the heap shim: a directory with the shim, a control
-//! file and one ring of records per process.
+//! Allocations of a command with the heap shim: memory that it shares with stackprof, a directory with the shim, a
+//! control file and one ring of records per process, and the source that reads it.
 //!
-//! `directory.rs` creates and removes it, `ring.rs` reads records. Processes are hostile: their records are
-//! copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
+//! `directory.rs` creates and removes it, `ring.rs` reads records, `source.rs` reads the rings of all processes several
+//! times a second; what only a system can answer about a process is in `process.rs`. Processes are hostile: their
+//! records are copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
 
 pub mod directory;
+pub(in crate::sources) mod process;
 pub mod ring;
 #[allow(dead_code)] // The rest is for the shim.
 #[path = "../../heap_shim/shared_memory.rs"]
 pub mod shared_memory;
+pub(in crate::sources) mod source;
 
 /// How allocations are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ mod describe;
 mod file_pages;
 mod files;
 mod follow;
-mod heap;
+pub(in crate::sources) mod heap;
 mod images;
 mod launch;
 mod moved_text;

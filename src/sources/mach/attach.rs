@@ -43,14 +43,8 @@ pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Re
     // This process must not be suspended while the command waits for it.
     let _hold = signals::Hold::new();
     let program = command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
-    let pid = kernel.spawn_suspended(command).map_err(|errno| {
-        let error = std::io::Error::from_raw_os_error(errno.0);
-        let next =
-            if error.kind() == std::io::ErrorKind::NotFound { "; check the name or give a path" } else { "" };
-        Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(&error)))
-    })?;
-    let mut waiting = SuspendedChild { kernel, pid: Some(pid) };
-    let attached = take(kernel, pid, true).and_then(|target| waiting.go().map(|()| target));
+    let mut waiting = SuspendedChild::start(kernel, command, &[])?;
+    let attached = take(kernel, waiting.number(), true).and_then(|target| waiting.go().map(|()| target));
     // Whatever failed, an early exit of the command is the cause.
     attached.map_err(|error| match waiting.ended() {
         Some(status) => refusal::ended_early(&program, status),
@@ -59,14 +53,36 @@ pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Re
 }
 
 /// A process that was started suspended.
-struct SuspendedChild<'k> {
+pub(super) struct SuspendedChild<'k> {
     kernel: &'k dyn MachKernel,
     pid: Option<i32>,
 }
 
-impl SuspendedChild<'_> {
+impl<'k> SuspendedChild<'k> {
+    /// Starts a command with these variables beside those of this process.
+    pub(super) fn start(
+        kernel: &'k dyn MachKernel,
+        command: &[OsString],
+        variables: &[(OsString, OsString)],
+    ) -> Result<SuspendedChild<'k>> {
+        let started = kernel.spawn_suspended(command, variables);
+        let pid = started.map_err(|errno| {
+            let program = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
+            let error = std::io::Error::from_raw_os_error(errno.0);
+            let is_unknown = error.kind() == std::io::ErrorKind::NotFound;
+            let next = if is_unknown { "; check the name or give a path" } else { "" };
+            Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(&error)))
+        })?;
+        Ok(SuspendedChild { kernel, pid: Some(pid) })
+    }
+
+    /// Its number; 0 if it has ended.
+    pub(super) fn number(&self) -> i32 {
+        self.pid.unwrap_or(0)
+    }
+
     /// Resumes it: it was suspended once and is resumed once.
-    fn go(&mut self) -> Result<()> {
+    pub(super) fn go(&mut self) -> Result<()> {
         let Some(pid) = self.pid else { return Ok(()) };
         self.kernel.kill(pid, SIGCONT).map_err(|errno| {
             let error = io_text(&std::io::Error::from_raw_os_error(errno.0));
@@ -170,7 +186,7 @@ fn take_once(
     Ok(target)
 }
 
-fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
+pub(super) fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
     let arch = kernel.arch();
     let bits = match arch {
         Arch::Aarch64 => kernel.sysctl_i32("machdep.virtual_address_size").ok(),

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use super::kernel::Kern;
+use super::kernel::{Kern, MachKernel};
 use super::memory::Memory;
 use crate::binary::macho::MachO;
 use crate::sources::Fault;
@@ -24,7 +24,7 @@ const TIMESTAMP_OFFSET: u64 = 184;
 /// Versions that introduced fields (the timestamp and the base of the cache).
 const TIMESTAMP_VERSION: u32 = 15;
 /// Limit of Apple's own reader (libdyld, dyld_process_info.cpp).
-const MAX_IMAGES: usize = 8192;
+pub(super) const MAX_IMAGES: usize = 8192;
 const ENTRY_BYTES: usize = 24;
 const DYLD_INFO_COUNT: u32 = 5;
 /// Longest path, MAXPATHLEN.
@@ -35,11 +35,11 @@ const HEADER_BYTES: usize = 32;
 /// First read of each image: most headers with their commands are smaller.
 const FIRST_READ_BYTES: usize = 4096;
 /// Most code of one image; the largest have some hundred megabytes.
-const MAX_TEXT_BYTES: u64 = 4 << 30;
+pub(super) const MAX_TEXT_BYTES: u64 = 4 << 30;
 /// MH_EXECUTE, MH_DYLINKER and the flag of images in the shared cache (mach-o/loader.h).
-const EXECUTE: u32 = 2;
+pub(super) const EXECUTE: u32 = 2;
 const DYLINKER: u32 = 7;
-const IN_SHARED_CACHE: u32 = 0x8000_0000;
+pub(super) const IN_SHARED_CACHE: u32 = 0x8000_0000;
 /// Attempts at one time to read a changing list.
 const TRIES: u32 = 3;
 /// Most regions to scan for images before dyld has started; a process then has some ten.
@@ -83,12 +83,10 @@ impl RemoteImage {
         text.map_or(0, |text| text.file.start)
     }
 
-    /// Its identity: its UUID, or its load address without one. The dyld of the shared cache has the UUID of
-    /// the one on disk but different stated addresses.
+    /// Its identity: its UUID, or its load address without one.
     pub(super) fn identity(&self) -> (u64, u64) {
-        let half = |bytes: &[u8]| bytes.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
         match self.macho.uuid {
-            Some(uuid) => (half(&uuid) ^ self.macho.text.start.0, half(&uuid[8..]) ^ self.text_offset()),
+            Some(uuid) => identity_of(&uuid, self.macho.text.start.0, self.text_offset()),
             None => (self.load, self.head.len() as u64),
         }
     }
@@ -96,6 +94,13 @@ impl RemoteImage {
     pub(super) fn is_in_shared_cache(&self) -> bool {
         self.macho.flags & IN_SHARED_CACHE != 0
     }
+}
+
+/// Identity of an image with a UUID, which states an address and has its code at an offset. The dyld of the shared cache
+/// has the UUID of the one on disk but different stated addresses.
+pub(super) fn identity_of(uuid: &[u8; 16], stated: u64, offset: u64) -> (u64, u64) {
+    let half = |bytes: &[u8]| bytes.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
+    (half(uuid) ^ stated, half(&uuid[8..]) ^ offset)
 }
 
 /// The shared cache of the target: its UUID and load address.
@@ -370,13 +375,26 @@ const NOT_NOW: Fault = Fault::Transient("the list of images is in motion");
 /// The header and load commands of an image.
 fn read_head(memory: &Memory<'_>, load: u64) -> Option<Vec<u8>> {
     let mut head = memory.bytes(load, FIRST_READ_BYTES).ok()?;
-    let commands = u32::from_le_bytes(*head.get(20..)?.first_chunk()?) as usize;
-    let length = HEADER_BYTES + commands.min(MAX_COMMANDS_BYTES);
+    let length = head_bytes(&head)?;
     if length > head.len() {
         head = memory.bytes(load, length).ok()?;
     }
     head.truncate(length);
     Some(head)
+}
+
+/// Length of a header with its load commands, by its first bytes.
+fn head_bytes(head: &[u8]) -> Option<usize> {
+    let commands = u32::from_le_bytes(*head.get(20..)?.first_chunk()?) as usize;
+    Some(HEADER_BYTES + commands.min(MAX_COMMANDS_BYTES))
+}
+
+/// An image of this process's own shared cache.
+pub(super) fn own_image(kernel: &dyn MachKernel, load: u64, path: &str) -> Option<RemoteImage> {
+    let length = head_bytes(kernel.own_shared_cache(load, HEADER_BYTES)?.bytes())?;
+    let head = kernel.own_shared_cache(load, length)?.bytes().to_vec();
+    let macho = MachO::parse(&head).ok()?;
+    Some(RemoteImage { load, path: path.to_owned(), head, macho })
 }
 
 /// Scans the regions of a task for images, as Apple's debuggers do before dyld has started: readable and

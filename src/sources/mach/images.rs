@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use super::dyld::{RemoteImage, SharedCache};
+use super::kernel::MachKernel;
 use super::memory::Memory;
 use crate::binary::macho::fat::{self, ImageIdentity};
 use crate::binary::{Files as _, ImageBytes, Linkedit, OpenError};
@@ -38,7 +39,7 @@ pub(super) fn bytes(
     copied: &mut CopiedBytes,
 ) -> Result<ImageBytes, OpenError> {
     if image.is_in_shared_cache()
-        && let Some(own) = own_cache(memory, image, cache)
+        && let Some(own) = own_cache(memory.kernel, image, cache)
     {
         return Ok(own);
     }
@@ -49,12 +50,16 @@ pub(super) fn bytes(
 }
 
 /// From this process's own shared cache, if it equals the target's.
-fn own_cache(memory: &Memory<'_>, image: &RemoteImage, cache: Option<SharedCache>) -> Option<ImageBytes> {
-    let (uuid, base, _) = memory.kernel.own_shared_cache_identity()?;
+pub(super) fn own_cache(
+    kernel: &dyn MachKernel,
+    image: &RemoteImage,
+    cache: Option<SharedCache>,
+) -> Option<ImageBytes> {
+    let (uuid, base, _) = kernel.own_shared_cache_identity()?;
     if cache != Some(SharedCache { uuid, base }) {
         return None;
     }
-    let own = |at, bytes: u64| memory.kernel.own_shared_cache(at, usize::try_from(bytes).ok()?);
+    let own = |at, bytes: u64| kernel.own_shared_cache(at, usize::try_from(bytes).ok()?);
     let text = own(image.load, image.text_bytes())?;
     let piece = |range: &Range<u64>| address(image, range).and_then(|at| own(at, range.end - range.start));
     Some(in_memory(image, text, |range| piece(range).unwrap_or_else(empty)))
@@ -68,15 +73,19 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
     if image.macho.encrypted {
         return Err(OpenError::Because("its code is encrypted in the file"));
     }
-    let bytes = LocalFiles.open(&image.path)?;
     let macho = &image.macho;
     let wanted = ImageIdentity { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };
-    let chosen = fat::choose(&bytes, &wanted)?;
+    let chosen = part_of_file(&image.path, &wanted)?;
     // Without a UUID the load commands distinguish builds.
     if macho.uuid.is_none() && !chosen.bytes().starts_with(&image.head) {
         return Err(OpenError::Replaced);
     }
     Ok(chosen)
+}
+
+/// The image with this identity in a file.
+pub(super) fn part_of_file(path: &str, wanted: &ImageIdentity) -> Result<ImageBytes, OpenError> {
+    Ok(fat::choose(&LocalFiles.open(path)?, wanted)?)
 }
 
 /// From the target's memory.

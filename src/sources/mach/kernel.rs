@@ -298,8 +298,13 @@ pub trait MachKernel {
     /// `getpid`.
     fn own_pid(&self) -> i32;
 
-    /// `posix_spawnp` with POSIX_SPAWN_START_SUSPENDED: the pid of the new process.
-    fn spawn_suspended(&self, command: &[std::ffi::OsString]) -> Result<i32, Errno>;
+    /// `posix_spawnp` with POSIX_SPAWN_START_SUSPENDED, and with these variables beside those of this process: the pid
+    /// of the new process.
+    fn spawn_suspended(
+        &self,
+        command: &[std::ffi::OsString],
+        variables: &[(std::ffi::OsString, std::ffi::OsString)],
+    ) -> Result<i32, Errno>;
     /// `waitpid(pid, WNOHANG)`: the wait status of a child that has exited.
     fn wait_ended(&self, pid: i32) -> Result<Option<i32>, Errno>;
 

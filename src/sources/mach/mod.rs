@@ -5,12 +5,15 @@
 //! and is compiled and tested on all systems: `attach.rs` and `refusal.rs` (begin, or why not), `task.rs`
 //! (the events of a task), `polls.rs` (when to list threads), `stops.rs` (the stops), `threads.rs`,
 //! `hold.rs`, `state.rs`, `stack.rs` (one thread at a time), `dyld.rs`, `images.rs` and `jit.rs` (code),
-//! `queues.rs` (names), `memory.rs` and `clock.rs`. `swift.rs` is the system's demangler.
+//! `queues.rs` (names), `memory.rs` and `clock.rs`. `swift.rs` is the system's demangler. `heap/` has the allocations of a
+//! command, for which no task port is needed.
 
 mod attach;
 mod clock;
 mod dyld;
 mod files;
+#[cfg(unix)]
+mod heap;
 mod hold;
 mod images;
 mod jit;
@@ -38,6 +41,8 @@ use crate::error::Result;
 use kernel::MachKernel;
 
 pub use clock::MachClock;
+#[cfg(unix)]
+pub use heap::{why_no_allocations, with_heap_source};
 pub use task::MachTarget;
 
 impl<'k> MachTarget<'k> {

@@ -23,8 +23,8 @@ const SIGKILL: i32 = 9;
 
 /// Code signing flags (osfmk/kern/cs_blobs.h).
 const CS_GET_TASK_ALLOW: u32 = 0x4;
-const CS_RUNTIME: u32 = 0x1_0000;
-const CS_PLATFORM_BINARY: u32 = 0x0400_0000;
+pub(super) const CS_RUNTIME: u32 = 0x1_0000;
+pub(super) const CS_PLATFORM_BINARY: u32 = 0x0400_0000;
 
 const DYLD_INFO_COUNT: u32 = 5;
 
@@ -193,7 +193,7 @@ fn is_protected(kernel: &dyn MachKernel, facts: &Facts) -> bool {
     signed & CS_PLATFORM_BINARY != 0 || facts.path.as_deref().is_some_and(is_protected_path)
 }
 
-fn is_protected_path(path: &str) -> bool {
+pub(super) fn is_protected_path(path: &str) -> bool {
     let below = |roots: &[&str]| roots.iter().any(|root| path.starts_with(root));
     below(&PROTECTED) && !below(&FREE)
 }

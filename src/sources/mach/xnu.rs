@@ -125,6 +125,24 @@ fn path(call: impl FnOnce(*mut c_void, u32) -> c_int) -> Result<String, Errno> {
 /// All other processes. Those of other users may lack a name.
 #[must_use]
 pub fn processes() -> Vec<RunningProcess> {
+    let process = |id: i32| {
+        let path = Xnu.proc_pidpath(id).unwrap_or_default();
+        let name = Xnu.proc_bsdinfo(id).map(|info| info.name).unwrap_or_default();
+        let command = if path.is_empty() { name.clone() } else { path.clone() };
+        RunningProcess { pid: id.unsigned_abs(), names: vec![name, path], command }
+    };
+    other_processes().into_iter().map(process).collect()
+}
+
+/// Other processes with this text in their arguments or in their environment, as they were started. Only those of
+/// this user, unless it is root.
+#[must_use]
+pub fn processes_with(text: &[u8]) -> Vec<u32> {
+    let has = |id: &i32| Xnu.proc_args(*id).is_ok_and(|words| memchr::memmem::find(&words, text).is_some());
+    other_processes().into_iter().filter(has).map(i32::unsigned_abs).collect()
+}
+
+fn other_processes() -> Vec<i32> {
     let mut ids = vec![0i32; PROCESSES_MAX];
     let size = c_int::try_from(size_of_val(ids.as_slice())).unwrap_or(c_int::MAX);
     // SAFETY: `ids` is live and `size` bytes long. The call returns the number of ids, 0 or less when it failed
@@ -132,13 +150,8 @@ pub fn processes() -> Vec<RunningProcess> {
     let count = unsafe { libc::proc_listallpids(ids.as_mut_ptr().cast(), size) };
     ids.truncate(usize::try_from(count).unwrap_or(0));
     let own = std::process::id().cast_signed();
-    let process = |id: i32| {
-        let path = Xnu.proc_pidpath(id).unwrap_or_default();
-        let name = Xnu.proc_bsdinfo(id).map(|info| info.name).unwrap_or_default();
-        let command = if path.is_empty() { name.clone() } else { path.clone() };
-        RunningProcess { pid: id.unsigned_abs(), names: vec![name, path], command }
-    };
-    ids.into_iter().filter(|id| *id > 0 && *id != own).map(process).collect()
+    ids.retain(|id| *id > 0 && *id != own);
+    ids
 }
 
 /// Most processes to list: above `kern.maxproc` of any Mac.
@@ -345,19 +358,33 @@ impl MachKernel for Xnu {
         unsafe { libc::getpid() }
     }
 
-    fn spawn_suspended(&self, command: &[OsString]) -> Result<i32, Errno> {
-        let words: Result<Vec<CString>, _> =
-            command.iter().map(|word| CString::new(word.as_bytes())).collect();
-        let words = words.map_err(|_| Errno(libc::EINVAL))?;
+    fn spawn_suspended(
+        &self,
+        command: &[OsString],
+        variables: &[(OsString, OsString)],
+    ) -> Result<i32, Errno> {
+        let texts = |words: Vec<Vec<u8>>| {
+            let texts: Result<Vec<CString>, _> = words.into_iter().map(CString::new).collect();
+            texts.map_err(|_| Errno(libc::EINVAL))
+        };
+        let pointers = |texts: &[CString]| {
+            let pointers = texts.iter().map(|text| text.as_ptr().cast_mut());
+            pointers.chain([null_mut()]).collect::<Vec<*mut c_char>>()
+        };
+        let words = texts(command.iter().map(|word| word.as_bytes().to_vec()).collect())?;
         let program = words.first().ok_or(Errno(libc::EINVAL))?;
-        let mut arguments: Vec<*mut c_char> = words.iter().map(|word| word.as_ptr().cast_mut()).collect();
-        arguments.push(null_mut());
+        let arguments = pointers(&words);
+        // The later of two values of a variable has no effect.
+        let own = std::env::vars_os().filter(|(name, _)| variables.iter().all(|(new, _)| new != name));
+        let environment = own.chain(variables.iter().cloned());
+        let environment: Vec<Vec<u8>> =
+            environment.map(|(name, value)| [name.as_bytes(), b"=", value.as_bytes()].concat()).collect();
+        let variables = texts(environment)?;
+        let environment = pointers(&variables);
         let attributes = SpawnAttributes::new()?;
         let actions = FileActions::new()?;
         let mut pid = 0;
-        // SAFETY: _NSGetEnviron returns the address of `environ`, which is set.
-        let environment = unsafe { *libc::_NSGetEnviron() };
-        // SAFETY: `program` and `arguments` are NUL-terminated texts of the live `words`, the array ends with
+        // SAFETY: `program`, `arguments` and `environment` are NUL-terminated texts that are live, the arrays end with
         // null, `attributes` and `actions` are initialised, and posix_spawnp changes none of them.
         let failed = unsafe {
             libc::posix_spawnp(
@@ -366,7 +393,7 @@ impl MachKernel for Xnu {
                 &raw const actions.0,
                 &raw const attributes.0,
                 arguments.as_ptr(),
-                environment.cast_const(),
+                environment.as_ptr(),
             )
         };
         if failed == 0 { Ok(pid) } else { Err(Errno(failed)) }

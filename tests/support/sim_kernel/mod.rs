@@ -282,7 +282,7 @@ impl MachKernel for SimKernel {
     fn own_pid(&self) -> i32 {
         self.state.borrow().pid
     }
-    fn spawn_suspended(&self, command: &[OsString]) -> Result<i32, Errno> {
+    fn spawn_suspended(&self, command: &[OsString], _: &[(OsString, OsString)]) -> Result<i32, Errno> {
         self.bsd(Method::SpawnSuspended, |state, _| state.spawn_suspended(command))
     }
     fn wait_ended(&self, pid: i32) -> Result<Option<i32>, Errno> {

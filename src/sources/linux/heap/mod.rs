@@ -1,13 +1,12 @@
 //! A command with allocations sampled by the heap shim, which its environment loads, and the processes that it starts.
 //!
-//! No process is stopped: the shim writes records into files (`crate::sources::heap`), which `source.rs` reads several
-//! times a second; images are read from /proc, or from the copies that the shim makes (`process.rs`). For a running
-//! process, `probed.rs` reports the allocations sampled by probes.
+//! No process is stopped: the shim writes records into files, which `crate::sources::heap` reads; images are read from
+//! /proc, or from the copies that the shim makes (`process.rs`). For a running process, `probed.rs` reports the
+//! allocations sampled by probes.
 
 mod probed;
 mod process;
 mod reasons;
-mod source;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -18,37 +17,30 @@ use super::files::TargetFiles;
 use super::launch::{Launch, Spawner};
 use super::{describe, launch};
 use crate::clock::RealClock;
-use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::error::Result;
 use crate::sources::Process;
 use crate::sources::heap::HeapOptions;
 use crate::sources::heap::directory::Directory;
+use crate::sources::heap::source::HeapSource;
 pub use probed::ProbeOptions;
 pub(super) use probed::ProbedHeap;
-use process::HeapProcess;
+pub(in crate::sources) use process::LinuxProcess;
 pub use reasons::why_no_allocations;
-pub(super) use source::HeapSource;
 
 /// Starts a command with the shim.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`] if it cannot be run, [`ErrorKind::System`] if there is no place for the shim.
+/// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) if it cannot be run,
+/// [`ErrorKind::System`](crate::error::ErrorKind::System) if there is no place for the shim.
 pub(super) fn start(
     command: &Launch,
     shim: &[u8],
     options: HeapOptions,
     clock: RealClock,
     spawner: &Spawner,
-) -> Result<HeapSource> {
-    let directory = Directory::make(shim, options).map_err(|failure| {
-        let why = format!(
-            "cannot put the heap shim into {}: {}; set XDG_RUNTIME_DIR to a directory of yours whose files may be run",
-            failure.place.display(),
-            io_text(&failure.why)
-        );
-        Error::new(ErrorKind::System, why).caused_by(failure.why)
-    })?;
-    let preloaded = std::env::var_os("LD_PRELOAD");
-    let command = Launch { environment: directory.environment(preloaded.as_deref()), ..command.clone() };
+) -> Result<HeapSource<LinuxProcess>> {
+    let directory = Directory::make(shim, options)?;
+    let command = Launch { environment: directory.environment(), ..command.clone() };
     let cannot_run = |error: std::io::Error| describe::cannot_run(&command, &error);
     let held = launch::hold(spawner, &command).map_err(cannot_run)?;
     let pid = held.pid;
@@ -62,7 +54,7 @@ pub(super) fn start(
         name: command.words.first().map(|program| command_name(program)).unwrap_or_default(),
         ..describe::describe(pid)
     };
-    Ok(HeapSource::new(directory, options, HeapProcess::new(pid, process, files), clock))
+    Ok(HeapSource::new(directory, options, LinuxProcess::new(pid, process, files), clock))
 }
 
 /// The name that the kernel gives to a process that runs this program: the first 15 bytes of the file's name
@@ -70,4 +62,11 @@ pub(super) fn start(
 fn command_name(program: &OsStr) -> String {
     let file = Path::new(program).file_name().unwrap_or(program).as_bytes();
     String::from_utf8_lossy(&file[..file.len().min(15)]).into_owned()
+}
+
+/// A process of tests.
+#[cfg(test)]
+pub(in crate::sources) fn process_of(pid: u32) -> LinuxProcess {
+    let pid = pid.cast_signed();
+    LinuxProcess::new(pid, describe::describe(pid), Arc::new(TargetFiles::of(pid)))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libc::pid_t;
 
-use super::process::HeapProcess;
+use super::process::LinuxProcess;
 use crate::addr::Avma;
 use crate::arch::{Aarch64, Registers, X86_64};
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
@@ -42,7 +42,7 @@ pub struct ProbeOptions {
 /// Allocations of a running process.
 pub(crate) struct ProbedHeap {
     pid: pid_t,
-    process: HeapProcess,
+    process: LinuxProcess,
     probes: HeapProbes,
     options: ProbeOptions,
     clock: RealClock,
@@ -102,7 +102,7 @@ impl ProbedHeap {
             stops_waits_unseen: true,
             ..describe::describe(number)
         };
-        let mut process = HeapProcess::new(number, process, Arc::new(TargetFiles::of(number)));
+        let mut process = LinuxProcess::new(number, process, Arc::new(TargetFiles::of(number)));
         // After its end, only the mappings read here are known.
         let _ = process.mappings(&mut Vec::new());
         let began_ns = clock.now_ns();

@@ -1,28 +1,24 @@
 //! One process with recorded allocations: its images, from /proc while it runs the program of its ring, otherwise from
 //! the copies that the shim made.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use libc::pid_t;
 
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::sources::heap::process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::{self, Maps};
-use crate::sources::linux::{sys, threads};
-use crate::sources::{Fault, Observed, Process, ThreadId};
+use crate::sources::linux::{perf, sys, threads};
+use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
-/// Size limit of a copied list of mappings, bytes: a process can write anything there.
-const MAPS_BYTES_MAX: u64 = 32 << 20;
 /// Interval between checks whether a process still runs the program of its ring, nanoseconds.
 const PROGRAM_CHECK_NS: u64 = 500_000_000;
 
 /// A process with a ring, or one that will have one.
-pub(super) struct HeapProcess {
+pub(in crate::sources) struct LinuxProcess {
     pid: pid_t,
     process: Process,
     maps: Maps,
@@ -35,18 +31,10 @@ pub(super) struct HeapProcess {
     program_checked_ns: u64,
 }
 
-/// The files of a ring.
-pub(super) struct RingFiles {
-    /// The name of the ring.
-    pub(super) name: String,
-    /// Copies of the mappings, from the creation of the ring and from the exit.
-    pub(super) maps: [PathBuf; 2],
-}
-
-impl HeapProcess {
+impl LinuxProcess {
     /// A process, described at the start of its program.
-    pub(super) fn new(pid: pid_t, process: Process, files: Arc<TargetFiles>) -> HeapProcess {
-        HeapProcess {
+    pub(super) fn new(pid: pid_t, process: Process, files: Arc<TargetFiles>) -> LinuxProcess {
+        LinuxProcess {
             pid,
             process,
             maps: Maps::default(),
@@ -57,16 +45,37 @@ impl HeapProcess {
         }
     }
 
-    /// A process started by this one or by a similar one.
-    pub(super) fn new_for(&self, pid: pid_t) -> HeapProcess {
-        let own = TargetFiles::of(pid);
-        let files = if own.has_root() { Arc::new(own) } else { Arc::clone(&self.files) };
-        let process = Process { pid: pid.unsigned_abs(), command: String::new(), ..self.process.clone() };
-        HeapProcess::new(pid, process, files)
+    /// Assumes that it runs the program of its ring as long as it runs: processes of tests map no
+    /// ring.
+    #[cfg(test)]
+    pub(in crate::sources) fn trust_program(&mut self) {
+        self.program_checked_ns = u64::MAX - PROGRAM_CHECK_NS;
     }
 
-    /// Sets the ring of the process, created by a thread with this name: it runs its own program.
-    pub(super) fn set_ring(&mut self, thread_name: &str, ring: RingFiles) {
+    /// The mappings copied by the shim, the latest first.
+    fn copied(&mut self, out: &mut Vec<Mapping>) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        let [begin, end] = &ring.images;
+        let mut read = |path: &PathBuf| {
+            read_image_list(path).is_ok_and(|text| {
+                self.maps.take_copy(self.pid, text, out);
+                !out.is_empty()
+            })
+        };
+        read(end) || (self.list.is_empty() && read(begin))
+    }
+}
+
+impl HeapProcess for LinuxProcess {
+    fn new_for(&self, pid: u32) -> LinuxProcess {
+        let number = pid.cast_signed();
+        let own = TargetFiles::of(number);
+        let files = if own.has_root() { Arc::new(own) } else { Arc::clone(&self.files) };
+        let process = Process { pid, command: String::new(), ..self.process.clone() };
+        LinuxProcess::new(number, process, files)
+    }
+
+    fn set_ring(&mut self, thread_name: &str, ring: RingFiles) {
         let is_it = self.maps.read_marked(self.pid, &ring.name, &mut Vec::new()) == Ok(true);
         let name = threads::name(self.pid, self.pid).filter(|_| is_it);
         self.process.name = name.unwrap_or_else(|| thread_name.to_owned());
@@ -74,14 +83,7 @@ impl HeapProcess {
         self.list.clear();
     }
 
-    /// Its name.
-    pub(super) fn name(&self) -> &str {
-        &self.process.name
-    }
-
-    /// Whether it has ended, or runs another program than that of its ring. Another program is noticed after a
-    /// delay, or at once if `is_last`.
-    pub(super) fn has_ended(&mut self, now_ns: u64, is_last: bool) -> bool {
+    fn has_ended(&mut self, now_ns: u64, is_last: bool) -> bool {
         let Some(ring) = &self.ring else { return false };
         if sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH)) {
             return true;
@@ -102,40 +104,27 @@ impl HeapProcess {
         }
     }
 
-    /// Assumes that it runs the program of its ring as long as it runs: processes of tests map no
-    /// ring.
-    #[cfg(test)]
-    pub(super) fn trust_program(&mut self) {
-        self.program_checked_ns = u64::MAX - PROGRAM_CHECK_NS;
+    fn child_end(&mut self) -> Option<ExitStatus> {
+        sys::child_end(self.pid)
     }
 
-    /// The mappings copied by the shim, the latest first.
-    fn copied(&mut self, out: &mut Vec<Mapping>) -> bool {
-        let Some(ring) = &self.ring else { return false };
-        let [begin, end] = &ring.maps;
-        let mut read = |path: &PathBuf| {
-            read_copy(path).is_ok_and(|text| {
-                self.maps.take_copy(self.pid, text, out);
-                !out.is_empty()
-            })
-        };
-        read(end) || (self.list.is_empty() && read(begin))
+    fn last_name(&self) -> Option<String> {
+        threads::name(self.pid, self.pid)
+    }
+
+    fn pass_signal_on(&self) {
+        if let Some(signal) = signals::take_passed_on() {
+            // It may have ended.
+            let _ = sys::kill(self.pid, signal);
+        }
+    }
+
+    fn ring_clock_ns(&self) -> u64 {
+        perf::monotonic_ns()
     }
 }
 
-/// Reads a copy made by the shim. Must not block: the process can put anything in its place.
-fn read_copy(path: &Path) -> io::Result<Vec<u8>> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let mut text = Vec::new();
-    file.take(MAPS_BYTES_MAX).read_to_end(&mut text)?;
-    Ok(text)
-}
-
-impl Observed for HeapProcess {
+impl Observed for LinuxProcess {
     fn process(&self) -> &Process {
         &self.process
     }

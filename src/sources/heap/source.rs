@@ -6,23 +6,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use libc::pid_t;
-
+use super::HeapOptions;
+use super::directory::Directory;
 use super::process::{HeapProcess, RingFiles};
+use super::ring::{AllocationRecord, Processor, Record, Ring, RingError};
+use super::shared_memory::{RING_PREFIX, aarch64_register, x86_64_register};
 use crate::addr::Avma;
 use crate::arch::{Aarch64, Registers, UNKNOWN_REGISTER, X86_64};
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::sources::heap::HeapOptions;
-use crate::sources::heap::directory::Directory;
-use crate::sources::heap::ring::{AllocationRecord, Processor, Record, Ring, RingError};
-use crate::sources::heap::shared_memory::{RING_PREFIX, aarch64_register, x86_64_register};
-use crate::sources::linux::{perf, sys, threads};
 use crate::sources::pushed::{
     AllocationLosses, NOT_SAMPLED_AGAIN, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse,
     TimedEvent,
 };
-use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
+use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Longest interval between reads, nanoseconds: a ring of the default size holds the allocations of ten times that.
 const BATCH_NS: u64 = 50_000_000;
@@ -49,8 +46,8 @@ const SPARE_MAX: usize = 4096;
 const LONG_BYTES: usize = 4096;
 
 /// A process and its ring.
-struct Recorded {
-    process: HeapProcess,
+struct Recorded<P> {
+    process: P,
     ring: Option<Ring>,
     is_forked: bool,
     /// Time of its last event, engine's clock.
@@ -79,11 +76,11 @@ struct RingLosses {
 }
 
 /// Allocations of a command and its descendants.
-pub(crate) struct HeapSource {
+pub(in crate::sources) struct HeapSource<P> {
     directory: Directory,
     options: HeapOptions,
-    main: pid_t,
-    processes: BTreeMap<u32, Recorded>,
+    main: u32,
+    processes: BTreeMap<u32, Recorded<P>>,
     clock: RealClock,
     began_ns: u64,
     /// The monotonic clock at the engine's 0.
@@ -108,23 +105,23 @@ pub(crate) struct HeapSource {
     spare: Vec<Capture>,
 }
 
-impl HeapSource {
+impl<P: HeapProcess> HeapSource<P> {
     /// A source for a running command.
-    pub(super) fn new(
+    pub(in crate::sources) fn new(
         directory: Directory,
         options: HeapOptions,
-        main: HeapProcess,
+        main: P,
         clock: RealClock,
-    ) -> HeapSource {
+    ) -> HeapSource<P> {
         let began_ns = clock.now_ns();
-        let pid = main.process().pid;
+        let (pid, ring_ns) = (main.process().pid, main.ring_clock_ns());
         let main = Recorded::new(main);
         HeapSource {
             directory,
             options,
-            main: pid.cast_signed(),
+            main: pid,
             processes: BTreeMap::from([(pid, main)]),
-            origin_ns: perf::monotonic_ns().saturating_sub(began_ns),
+            origin_ns: ring_ns.saturating_sub(began_ns),
             clock,
             began_ns,
             listed_ns: 0,
@@ -143,13 +140,13 @@ impl HeapSource {
         }
     }
 
-    fn main(&self) -> &Recorded {
-        let main = self.processes.get(&self.main.unsigned_abs());
+    fn main(&self) -> &Recorded<P> {
+        let main = self.processes.get(&self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
-    fn main_mut(&mut self) -> &mut HeapProcess {
-        let main = self.processes.get_mut(&self.main.unsigned_abs());
+    fn main_mut(&mut self) -> &mut P {
+        let main = self.processes.get_mut(&self.main);
         let main = main.unwrap_or_else(|| unreachable!("the main process is kept"));
         &mut main.process
     }
@@ -164,14 +161,17 @@ impl HeapSource {
     /// Scans for new rings.
     fn list(&mut self) {
         for (pid, sequence, path) in self.directory.rings() {
-            let Ok(number) = pid_t::try_from(pid) else { continue };
+            // Numbers that are no pids.
+            if i32::try_from(pid).is_err() {
+                continue;
+            }
             if !self.processes.contains_key(&pid) {
                 if self.processes.len() >= PROCESSES_MAX {
                     self.directory.remove_ring(pid, sequence);
                     self.losses.malformed += 1;
                     continue;
                 }
-                let new = Recorded::new(self.main().process.new_for(number));
+                let new = Recorded::new(self.main().process.new_for(pid));
                 self.processes.insert(pid, new);
             }
             let Some(recorded) = self.processes.get_mut(&pid) else { continue };
@@ -214,6 +214,9 @@ impl HeapSource {
     /// What continues unrecorded, after the command or in its place.
     fn why_unrecorded(&self) -> Option<String> {
         self.exit_status?;
+        if self.directory.programs() == 0 {
+            return self.main().process.why_not_loaded();
+        }
         let survivors = self.directory.survivors().len();
         if survivors > 0 {
             let (processes, run) = if survivors == 1 { ("process", "runs") } else { ("processes", "run") };
@@ -222,8 +225,9 @@ impl HeapSource {
             ));
         }
         // It did not reach its end in the shim, and has another name: it executed a program that did not load the shim.
-        let name = self.end_name.as_deref().filter(|name| !self.main().process.name().starts_with(name))?;
-        let is_noted = |sequence| self.directory.maps(self.main.unsigned_abs(), sequence)[1].exists();
+        let name =
+            self.end_name.as_deref().filter(|name| !self.main().process.process().name.starts_with(name))?;
+        let is_noted = |sequence| self.directory.maps(self.main, sequence)[1].exists();
         let is_other = self.directory.programs() == 1 && !self.main().sequence.is_some_and(is_noted);
         is_other.then(|| {
             format!("it became `{name}` in an environment without the heap shim (env -i, sudo); record that program itself")
@@ -232,9 +236,9 @@ impl HeapSource {
 
     /// Removes the files of processes that had ended at the previous batch: their images were read from them.
     fn forget_ended(&mut self) {
-        let main = self.main.unsigned_abs();
+        let main = self.main;
         let is_over =
-            |pid: u32, recorded: &Recorded| pid != main && recorded.has_ended && recorded.next.is_empty();
+            |pid: u32, recorded: &Recorded<P>| pid != main && recorded.has_ended && recorded.next.is_empty();
         let of = self.processes.iter().filter(|(pid, recorded)| is_over(**pid, recorded));
         let ended: Vec<u32> = of.map(|(pid, _)| *pid).collect();
         for pid in ended {
@@ -248,14 +252,14 @@ impl HeapSource {
 
     /// Reads the records of a process, or continues with its next program.
     fn read_process(&mut self, pid: u32, into: &mut Vec<TimedEvent>) -> Option<RingRead> {
-        let is_main = pid == self.main.unsigned_abs();
+        let is_main = pid == self.main;
         let is_draining = self.is_draining();
         let now_ns = self.clock.now_ns();
         let recorded = self.processes.get_mut(&pid)?;
         if recorded.ring.is_none() {
-            let before = recorded.process.name().to_owned();
+            let before = recorded.process.process().name.clone();
             let program = recorded.open_next(&self.directory, &mut self.losses.malformed)?;
-            let name = recorded.process.name().to_owned();
+            let name = recorded.process.process().name.clone();
             recorded.end_threads(pid, into);
             let event = match program {
                 // It is known under its name, unless it has executed another program since.
@@ -323,8 +327,8 @@ enum Program {
     Other,
 }
 
-impl Recorded {
-    fn new(process: HeapProcess) -> Recorded {
+impl<P: HeapProcess> Recorded<P> {
+    fn new(process: P) -> Recorded<P> {
         Recorded {
             process,
             ring: None,
@@ -379,8 +383,10 @@ impl Recorded {
         };
         let header = ring.header();
         self.is_forked = header.is_forked;
-        let files =
-            RingFiles { name: format!("{RING_PREFIX}{pid}.{sequence}"), maps: directory.maps(pid, sequence) };
+        let files = RingFiles {
+            name: format!("{RING_PREFIX}{pid}.{sequence}"),
+            images: directory.maps(pid, sequence),
+        };
         self.process.set_ring(&header.name, files);
         self.ring = Some(ring);
         let is_first = before.is_none() || self.has_ended;
@@ -480,7 +486,7 @@ fn fill(capture: &mut Capture, record: &mut AllocationRecord, processor: Process
     std::mem::swap(&mut capture.stack, &mut record.stack);
 }
 
-impl Observed for HeapSource {
+impl<P: HeapProcess> Observed for HeapSource<P> {
     fn process(&self) -> &Process {
         self.main().process.process()
     }
@@ -506,7 +512,7 @@ impl Observed for HeapSource {
     }
 }
 
-impl PushedSource for HeapSource {
+impl<P: HeapProcess> PushedSource for HeapSource<P> {
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
         self.processes.get_mut(&process).map(|recorded| &mut recorded.process as &mut dyn Observed)
     }
@@ -519,13 +525,10 @@ impl PushedSource for HeapSource {
             if !self.is_more {
                 self.wait(until_ns);
             }
-            if let Some(signal) = signals::take_passed_on() {
-                // The command decides how it reacts; the recording ends when it ends.
-                let _ = sys::kill(self.main, signal);
-            }
-            self.exit_status = sys::child_end(self.main);
+            self.main().process.pass_signal_on();
+            self.exit_status = self.main_mut().child_end();
             if self.exit_status.is_some() {
-                self.end_name = threads::name(self.main, self.main);
+                self.end_name = self.main().process.last_name();
             }
         }
         self.is_more = self.read(into);
@@ -536,7 +539,7 @@ impl PushedSource for HeapSource {
         self.unrecorded = self.why_unrecorded();
         if let Some(status) = self.exit_status {
             let at_ns = self.clock.now_ns();
-            let (process, thread) = (self.main.unsigned_abs(), ThreadId(0));
+            let (process, thread) = (self.main, ThreadId(0));
             into.push(TimedEvent { at_ns, process, thread, event: SourceEvent::Exited(status) });
         }
         Ok(None)
@@ -551,7 +554,7 @@ impl PushedSource for HeapSource {
 
     fn exit_before(&mut self, until_ns: u64) -> Option<ExitStatus> {
         loop {
-            if let Some(status) = sys::child_end(self.main) {
+            if let Some(status) = self.main_mut().child_end() {
                 return Some(status);
             }
             if self.clock.now_ns() >= until_ns {
@@ -596,5 +599,6 @@ impl PushedSource for HeapSource {
     }
 }
 
-#[cfg(test)]
+// With processes of Linux.
+#[cfg(all(test, target_os = "linux"))]
 mod tests;

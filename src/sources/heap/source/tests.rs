@@ -6,15 +6,14 @@ use std::process::{Child, Command};
 use super::*;
 use crate::sources::heap::ring::tests::RingWriter;
 use crate::sources::heap::shared_memory::Kind;
-use crate::sources::linux::describe;
-use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::heap::{LinuxProcess, process_of};
 
 const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0 };
 
 /// A sleeping command, and its source.
 struct Recording {
     command: Child,
-    source: HeapSource,
+    source: HeapSource<LinuxProcess>,
     _place: tempfile::TempDir,
 }
 
@@ -23,8 +22,7 @@ impl Recording {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::make_in(place.path(), b"\x7fELF", OPTIONS).unwrap();
         let command = Command::new("sleep").arg("600").spawn().unwrap();
-        let pid = pid_t::try_from(command.id()).unwrap();
-        let main = HeapProcess::new(pid, describe::describe(pid), Arc::new(TargetFiles::of(pid)));
+        let main = process_of(command.id());
         let source = HeapSource::new(directory, OPTIONS, main, RealClock::new());
         Recording { command, source, _place: place }
     }
@@ -85,7 +83,7 @@ fn records_become_ordered_events_with_the_callers_state() {
     let pid = recording.command.id();
     let mut ring = recording.ring(pid, 0);
     // Mapped, as the shim does: the process runs the program of this ring.
-    let now_ns = perf::monotonic_ns();
+    let now_ns = recording.source.main().process.ring_clock_ns();
     ring.allocate(&record(1, now_ns));
     // From another thread, with a clock that is behind, and one far ahead.
     ring.free(Kind::Free, (now_ns - 1_000_000, 1 << 12, 78));
@@ -180,8 +178,8 @@ fn images_of_an_exited_process_are_those_copied_by_the_shim() {
     let pid = recording.command.id();
     let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap();
     let [begin, end] = recording.source.directory.maps(pid, 0);
-    let mut process = recording.source.main().process.new_for(pid_t::try_from(pid).unwrap());
-    let ring = RingFiles { name: format!("{RING_PREFIX}{pid}.0"), maps: [begin.clone(), end.clone()] };
+    let mut process = recording.source.main().process.new_for(pid);
+    let ring = RingFiles { name: format!("{RING_PREFIX}{pid}.0"), images: [begin.clone(), end.clone()] };
     process.set_ring("prog", ring);
     let mut list = Vec::new();
     // The process exists, and does not map the ring: it runs another program by now.
