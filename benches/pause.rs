@@ -1,9 +1,9 @@
 //! How long a thread stands still per sample, as the thread itself sees it.
 //!
 //! `cargo bench --bench pause`: a process spins reading the clock and notes each gap; it
-//! is sampled 997 times a second in turn by stackprof's engine and by a bare loop of the
+//! is sampled 997 times a second in turn by stackprof's sampler and by a bare loop of the
 //! same five system calls (PTRACE_INTERRUPT, waitpid, PTRACE_GETREGSET,
-//! process_vm_readv, PTRACE_CONT). Asserts that the engine's median gap is at most 1.5
+//! process_vm_readv, PTRACE_CONT). Asserts that the sampler's median gap is at most 1.5
 //! times the bare one. `--quick` runs shorter and asserts nothing.
 #![allow(unsafe_code, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -32,7 +32,7 @@ mod linux {
     const HZ: u32 = 997;
     /// A gap shorter than this is the loop itself.
     const GAP_NS: u64 = 1_000;
-    /// Bytes of stack that both copy: what the engine settles on for a shallow stack.
+    /// Bytes of stack that both copy: what the sampler settles on for a shallow stack.
     const STACK_BYTES: usize = 8 << 10;
     const ALLOWED: f64 = 1.5;
 
@@ -56,7 +56,7 @@ mod linux {
                     0 => "nobody",
                     1 => bare(pid, length, true),
                     2 => bare(pid, length, false),
-                    _ => engine(pid, length),
+                    _ => sampler(pid, length),
                 };
                 let gaps = spinner.gaps();
                 let at = |share: f64| gaps.get((gaps.len() as f64 * share) as usize).copied().unwrap_or(0);
@@ -64,14 +64,14 @@ mod linux {
                 medians.push(at(0.5));
             }
         }
-        let [_, polling, waiting, engine] = medians.map(|mut medians| {
+        let [_, polling, waiting, sampler] = medians.map(|mut medians| {
             medians.sort_unstable();
             medians[medians.len() / 2]
         });
         let floor = polling.min(waiting);
-        let ratio = engine as f64 / floor as f64;
+        let ratio = sampler as f64 / floor as f64;
         println!(
-            "median of p50: bare polling {polling} ns, bare waiting {waiting} ns, stackprof {engine} ns"
+            "median of p50: bare polling {polling} ns, bare waiting {waiting} ns, stackprof {sampler} ns"
         );
         let verdict = if ratio <= ALLOWED { "PASS" } else { "FAIL" };
         println!("{verdict} stackprof / the shorter bare one = {ratio:.2} (at most {ALLOWED})");
@@ -119,7 +119,7 @@ mod linux {
         }
     }
 
-    fn engine(pid: u32, length_ms: u64) -> &'static str {
+    fn sampler(pid: u32, length_ms: u64) -> &'static str {
         let options = Options {
             timeline_bytes: 0,
             linger_ns: 0,
@@ -137,7 +137,7 @@ mod linux {
         let profile = linux::with_target(&linux::Source::Attach(pid), clock.clone(), |target| {
             sampler::record(target, &clock, &options, &Live::default()).unwrap()
         });
-        assert!(profile.unwrap().stats.stops > 0, "the engine sampled nothing");
+        assert!(profile.unwrap().stats.stops > 0, "the sampler sampled nothing");
         "stackprof"
     }
 

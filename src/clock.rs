@@ -1,6 +1,6 @@
-//! The engine's clock: nanoseconds of a monotonic clock, real or fake.
+//! The sampler's clock: nanoseconds of a monotonic clock, real or fake.
 //!
-//! The engine reads no other clock, so a simulated run replays exactly.
+//! The sampler reads no other clock, so a simulated run replays exactly.
 
 use std::cell::Cell;
 use std::rc::Rc;

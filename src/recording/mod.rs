@@ -107,7 +107,7 @@ impl Recording {
 /// Counters of a recording, with all losses by cause.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Start, nanoseconds of the engine's clock.
+    /// Start, nanoseconds of the sampler's clock.
     pub begun_ns: u64,
     /// Start, nanoseconds since 1970 (UTC); `None` if unknown.
     pub begun_unix_ns: Option<u64>,

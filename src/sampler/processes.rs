@@ -21,7 +21,7 @@ const MAX_UNWIND_CACHES: usize = 256;
 /// A file that a process mapped while it was recorded.
 pub(super) struct ImageLoad {
     pub(super) pid: u32,
-    /// When the mapping was seen, nanoseconds of the engine's clock.
+    /// When the mapping was seen, nanoseconds of the sampler's clock.
     pub(super) at_ns: u64,
     pub(super) path: String,
 }

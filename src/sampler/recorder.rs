@@ -176,7 +176,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Sets when a thread started, on the engine's clock; `None` if its start was not seen.
+    /// Sets when a thread started, on the sampler's clock; `None` if its start was not seen.
     pub(super) fn set_start(&mut self, thread: ThreadId, started_ns: Option<u64>) {
         if let Some(account) = self.threads.get(&thread) {
             self.stacks.timeline().set_start(account.timeline_thread, started_ns);
@@ -546,7 +546,7 @@ impl<'a> Recorder<'a> {
         self.stacks.add_event(kind, pid, self.clock.now_ns(), text);
     }
 
-    /// Starts the recording's time at `at_ns` of the engine's clock.
+    /// Starts the recording's time at `at_ns` of the sampler's clock.
     pub(super) fn begin_times(&mut self, at_ns: u64) {
         self.stats.begun_ns = at_ns;
         self.stacks.timeline().begin(at_ns);

@@ -9,7 +9,7 @@ pub struct Sample {
     pub thread: ThreadId,
     /// Its registers and stack bytes, boxed because samples are moved often.
     pub capture: Box<Capture>,
-    /// Time of arrival, nanoseconds of the engine's clock.
+    /// Time of arrival, nanoseconds of the sampler's clock.
     pub at_ns: u64,
     /// Whether the thread was waiting when its stop was requested.
     pub waiting: bool,

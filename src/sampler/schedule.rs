@@ -6,7 +6,7 @@
 use super::options::Options;
 use super::ticks::Ticks;
 
-/// The times of a recording, nanoseconds of the engine's clock.
+/// The times of a recording, nanoseconds of the sampler's clock.
 #[derive(Debug)]
 pub(super) struct Schedule {
     start_ns: u64,

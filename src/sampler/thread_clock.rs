@@ -169,7 +169,7 @@ impl ThreadClock {
         self.fresh = false;
     }
 
-    /// Time of its last sample, or of its addition, nanoseconds of the engine's clock.
+    /// Time of its last sample, or of its addition, nanoseconds of the sampler's clock.
     pub(super) fn sampled_at_ns(&self) -> u64 {
         self.sampled_at_ns
     }

@@ -17,7 +17,7 @@ const SHIFT_PERIODS: f64 = 8.0;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A schedule of ticks. Times are nanoseconds of the engine's clock.
+/// A schedule of ticks. Times are nanoseconds of the sampler's clock.
 #[derive(Clone, Debug)]
 pub(super) struct Ticks {
     start_ns: u64,

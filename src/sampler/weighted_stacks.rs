@@ -136,7 +136,7 @@ impl<'a> WeightedStacks<'a> {
         self.lose(reason, periods_ns(samples, self.hz));
     }
 
-    /// Records a process event at this time of the engine's clock.
+    /// Records a process event at this time of the sampler's clock.
     pub(super) fn add_event(&mut self, kind: EventKind, pid: u32, at_ns: u64, text: &str) {
         self.timeline.add_event(kind, pid, at_ns, text);
     }

@@ -155,7 +155,7 @@ impl ProcessSelection {
 
 /// Source of samples, by who takes them.
 pub enum SampleSource<'a> {
-    /// The engine, which stops threads.
+    /// The sampler, which stops threads.
     Stopped(&'a mut dyn Target),
     /// The kernel, which delivers them.
     Pushed(&'a mut dyn pushed::PushedSource),
@@ -442,7 +442,7 @@ pub trait Target: Observed {
     /// ascending.
     fn prefetch(&mut self, _thread: ThreadId, _ranges: &[u64]) {}
 
-    /// Returns the next event, at the latest [`TargetEvent::Timeout`] at `until_ns` of the engine's clock. Forwards
+    /// Returns the next event, at the latest [`TargetEvent::Timeout`] at `until_ns` of the sampler's clock. Forwards
     /// the target's signals and tracks threads that start and exit. For [`Outcome::Captured`] the registers
     /// and stack bytes are in `capture`, and the thread already runs again.
     ///

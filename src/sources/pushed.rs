@@ -18,7 +18,7 @@ pub const NOT_SAMPLED_AGAIN: &str = "not sampled again before the end";
 /// An event of a thread or process, and its time.
 #[derive(Debug)]
 pub struct TimedEvent {
-    /// Nanoseconds of the engine's clock.
+    /// Nanoseconds of the sampler's clock.
     pub at_ns: u64,
     /// Its process.
     pub process: u32,
@@ -185,7 +185,7 @@ pub trait PushedSource: Observed {
     /// Returns a process; `None` if it had no events.
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed>;
 
-    /// Appends the events that have arrived; waits for some, until `until_ns` of the engine's clock at the
+    /// Appends the events that have arrived; waits for some, until `until_ns` of the sampler's clock at the
     /// latest. Events of one thread are in order. Returns the watermark (all events before it have arrived),
     /// or `None` at the end.
     ///
@@ -203,7 +203,7 @@ pub trait PushedSource: Observed {
     fn end(&mut self) {}
 
     /// After [`PushedSource::end`]: the exit status of the process, if it exits before `until_ns` of the
-    /// engine's clock. Waits for that.
+    /// sampler's clock. Waits for that.
     fn exit_before(&mut self, _until_ns: u64) -> Option<ExitStatus> {
         None
     }

@@ -1,4 +1,4 @@
-//! Tests without ptrace, compiler and clock: the engine and the macOS backend on simulated processes and
+//! Tests without ptrace, compiler and clock: the sampler and the macOS backend on simulated processes and
 //! kernels, profile formats, golden files. `cargo fast` runs it with the unit tests; `STACKPROF_ROUNDS` and
 //! `STACKPROF_SEED` control repetition and random input (`support/rounds.rs`).
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs, unreachable_pub)]
@@ -10,11 +10,11 @@ mod seeds;
 #[path = "../support/sim_kernel/mod.rs"]
 mod sim_kernel;
 
-mod engine;
 mod firefox;
 mod golden;
 mod hostile_profiles;
 mod mach_kernel;
 mod made_code;
+mod sampler;
 mod saved;
 mod times;

@@ -1,4 +1,4 @@
-//! Simulated processes for the engine's tests, defined in a line or two each.
+//! Simulated processes for the sampler's tests, defined in a line or two each.
 //!
 //! Output: [`SimConfig`]s of one image with the functions `f0` to `f39`. Function 0 is the root of every
 //! stack.

@@ -57,7 +57,7 @@ impl ThreadTimeline {
 /// The samples of a recording over time.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// When the recording began, nanoseconds of the engine's clock.
+    /// When the recording began, nanoseconds of the sampler's clock.
     origin_ns: u64,
     period_ns: u64,
     memory_max_bytes: usize,
@@ -85,7 +85,7 @@ impl Timeline {
         self.memory_max_bytes == 0
     }
 
-    /// A timeline that began at `origin_ns` of the engine's clock, for `hz` samples a second of a running
+    /// A timeline that began at `origin_ns` of the sampler's clock, for `hz` samples a second of a running
     /// thread, within `memory_max_bytes`.
     #[must_use]
     pub fn new(origin_ns: u64, hz: u32, memory_max_bytes: usize) -> Timeline {
@@ -103,7 +103,7 @@ impl Timeline {
         }
     }
 
-    /// Sets the start of the recording to `origin_ns` of the engine's clock: earlier times move to it.
+    /// Sets the start of the recording to `origin_ns` of the sampler's clock: earlier times move to it.
     pub fn begin(&mut self, origin_ns: u64) {
         let before_ns = std::mem::replace(&mut self.origin_ns, origin_ns);
         let times = self.threads.iter_mut().map(|thread| &mut thread.begun_ns);
@@ -115,7 +115,7 @@ impl Timeline {
         }
     }
 
-    /// Adds a thread of a process that was first seen at `at_ns` of the engine's clock, already running or
+    /// Adds a thread of a process that was first seen at `at_ns` of the sampler's clock, already running or
     /// from its start; `None` if the limit leaves no room for more threads.
     pub fn add_thread(&mut self, id: u64, pid: u32, at_ns: u64, preexisting: bool) -> Option<ThreadIndex> {
         // Half of the limit is for their samples.
@@ -136,7 +136,7 @@ impl Timeline {
         Some(index)
     }
 
-    /// Sets the start time of a thread, on the engine's clock; `None` if its start was not seen.
+    /// Sets the start time of a thread, on the sampler's clock; `None` if its start was not seen.
     pub fn set_start(&mut self, thread: Option<ThreadIndex>, started_ns: Option<u64>) {
         if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
             thread.preexisting = started_ns.is_none();
@@ -167,7 +167,7 @@ impl Timeline {
         thread.is_some_and(|thread| thread.name.is_empty())
     }
 
-    /// Records the exit of a thread at `at_ns` of the engine's clock.
+    /// Records the exit of a thread at `at_ns` of the sampler's clock.
     pub fn end_thread(&mut self, thread: Option<ThreadIndex>, at_ns: u64) {
         if self.is_closed {
             return;
@@ -179,7 +179,7 @@ impl Timeline {
         }
     }
 
-    /// Adds a sample of a thread, with a time of the engine's clock.
+    /// Adds a sample of a thread, with a time of the sampler's clock.
     pub fn add_sample(&mut self, thread: Option<ThreadIndex>, sample: TimedSample) {
         let TimedSample { at_ns, weight_ns, .. } = sample;
         if weight_ns == 0 || self.is_off() {
@@ -196,7 +196,7 @@ impl Timeline {
         self.keep_bound();
     }
 
-    /// Adds lost time with its cause, within an interval of the engine's clock.
+    /// Adds lost time with its cause, within an interval of the sampler's clock.
     pub fn add_loss(&mut self, reason: &'static str, since_ns: u64, at_ns: u64, lost_ns: u64) {
         if lost_ns == 0 || self.is_off() {
             return;
@@ -209,7 +209,7 @@ impl Timeline {
         self.keep_bound();
     }
 
-    /// Adds an event of a process at `at_ns` of the engine's clock.
+    /// Adds an event of a process at `at_ns` of the sampler's clock.
     pub fn add_event(&mut self, kind: EventKind, pid: u32, at_ns: u64, text: &str) {
         if self.is_off() {
             return;

@@ -1,5 +1,5 @@
-//! Offsets of the registers of a processor in the stub's replies, and their conversion to the engine's
-//! registers. Pure. Pointer size and byte order are the target's.
+//! Offsets of the registers of a processor in the stub's replies, and their conversion to the
+//! `Registers` of `arch`. Pure. Pointer size and byte order are the target's.
 
 use super::description::{Description, Register};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};

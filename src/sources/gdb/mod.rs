@@ -5,7 +5,7 @@
 //! and replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` and `remote_files.rs` build on
 //! these. `description.rs` and `layout.rs` describe the target; `maps.rs`, `mach_images.rs` and `images.rs`
 //! its mappings; `waits.rs` decides which threads wait; `tasks/` finds the tasks of an operating system that
-//! the stub does not know. `stops.rs` makes the captures, `target.rs` implements the engine's trait. `heap/`
+//! the stub does not know. `stops.rs` makes the captures, `target.rs` implements the sampler's trait. `heap/`
 //! traces an allocator with breakpoints; a CPU recording sets none, and neither writes memory or registers.
 //!
 //! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a

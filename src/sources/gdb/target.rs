@@ -1,4 +1,4 @@
-//! A target behind a stub, as the engine's `Target`: threads and events; polls that return the state of the
+//! A target behind a stub, as the sampler's `Target`: threads and events; polls that return the state of the
 //! last stop; memory and images by requests.
 
 use std::collections::VecDeque;

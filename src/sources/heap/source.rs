@@ -50,7 +50,7 @@ struct Recorded<P> {
     process: P,
     ring: Option<Ring>,
     is_forked: bool,
-    /// Time of its last event, engine's clock.
+    /// Time of its last event, sampler's clock.
     last_ns: u64,
     /// Losses of its earlier rings.
     lost: RingLosses,
@@ -83,7 +83,7 @@ pub(in crate::sources) struct HeapSource<P> {
     processes: BTreeMap<u32, Recorded<P>>,
     clock: RealClock,
     began_ns: u64,
-    /// The monotonic clock at the engine's 0.
+    /// The monotonic clock at the sampler's 0.
     origin_ns: u64,
     listed_ns: u64,
     /// Time of the last read of the rings, and the interval until the next.

@@ -46,7 +46,7 @@ pub(super) struct Stint {
 /// it separately.
 const INTERRUPTS_NS: u64 = 1_000;
 
-/// Times of the steps of a stop, nanoseconds of the engine's clock.
+/// Times of the steps of a stop, nanoseconds of the sampler's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopTimes {
     /// The poll of the thread began.

@@ -1,4 +1,4 @@
-//! Converts the kernel's register block to the engine's registers, and repairs a system call that our stop
+//! Converts the kernel's register block to the `Registers` of `arch`, and repairs a system call that our stop
 //! interrupted. One file per processor.
 
 use libc::pid_t;
@@ -164,7 +164,7 @@ impl Block {
         }
     }
 
-    /// The engine's registers; `None` for other code.
+    /// The `Registers` of `arch`; `None` for other code.
     pub(super) fn convert(&self) -> Option<Registers> {
         match self.code() {
             Code::Native => Some(native::convert(&self.raw)),

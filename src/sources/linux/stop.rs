@@ -43,7 +43,7 @@ impl LinuxTarget {
     }
 
     /// Handles an exiting thread. If it is the first one, usually the whole process exits: its memory is
-    /// readable while this thread stays stopped, until the engine polls again.
+    /// readable while this thread stays stopped, until the sampler polls again.
     pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<TargetEvent> {
         let tid = stopped.tid;
         if !self.processes.contains_key(&tid) {

@@ -31,9 +31,9 @@ pub struct LinuxTarget {
     pub(super) ends_with: Vec<pid_t>,
     /// Announced threads and processes that have not stopped yet, with their parent process.
     pub(super) announced: HashMap<pid_t, pid_t>,
-    /// Exited processes that the engine may still query until it requests the next event.
+    /// Exited processes that the sampler may still query until it requests the next event.
     pub(super) gone: Vec<pid_t>,
-    /// A stopped exiting thread, until the engine requests the next event.
+    /// A stopped exiting thread, until the sampler requests the next event.
     pub(super) leaving: Option<StoppedThread>,
     pub(super) clock: RealClock,
     pub(super) queue: VecDeque<TargetEvent>,

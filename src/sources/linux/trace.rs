@@ -122,7 +122,7 @@ impl LinuxTarget {
         pending
     }
 
-    /// Handles a stop; returns an event for the engine, if any.
+    /// Handles a stop; returns an event for the sampler, if any.
     fn stopped(
         &mut self,
         tid: pid_t,
@@ -261,7 +261,7 @@ impl LinuxTarget {
                     if let Some(event) = self.stopped(tid, signal, event, capture) {
                         return Ok(event);
                     }
-                    // A target that receives signals all the time must not keep the engine from its ticks.
+                    // A target that receives signals all the time must not keep the sampler from its ticks.
                     if before_ns >= until_ns {
                         return Ok(TargetEvent::Timeout);
                     }

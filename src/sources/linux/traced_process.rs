@@ -1,8 +1,8 @@
-//! A traced process, as the engine observes it.
+//! A traced process, as the sampler observes it.
 //!
 //! Its mappings are read from /proc, which shows the current ones, perhaps those of the next program before
-//! the engine has seen its `exec`. The stack pointer at a program's start distinguishes them; until the
-//! engine knows of the exec, it gets the old mappings. A newly forked process has those of its parent.
+//! the sampler has seen its `exec`. The stack pointer at a program's start distinguishes them; until the
+//! sampler knows of the exec, it gets the old mappings. A newly forked process has those of its parent.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -160,7 +160,7 @@ impl TracedProcess {
         self.start_stack
     }
 
-    /// Whether it runs the program that the engine knows; true if unknown.
+    /// Whether it runs the program that the sampler knows; true if unknown.
     pub(super) fn runs_known_program(&self) -> bool {
         threads::start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
     }

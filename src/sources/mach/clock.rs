@@ -1,7 +1,7 @@
 //! Time in ticks of `mach_absolute_time`, as nanoseconds.
 //!
 //! Input: ticks. Output: nanoseconds. A tick is 125/3 ns on Apple silicon and 1 ns on Intel
-//! (`mach_timebase_info`, read once). The engine and the waits between ticks use this clock.
+//! (`mach_timebase_info`, read once). The sampler and the waits between ticks use this clock.
 
 use super::kernel::{KernReturn, MachKernel};
 use crate::clock::Clock;

@@ -1,4 +1,4 @@
-//! A simulated process as a target: `--target sim:SEED`, and the basis of the engine's tests.
+//! A simulated process as a target: `--target sim:SEED`, and the basis of the sampler's tests.
 //!
 //! Input: a [`SimConfig`] (from a seed, or stated in a test) and a fake clock. Output: the [`Target`] trait,
 //! deterministic to the nanosecond, with injected faults, and a [`SimLedger`] of the ground truth. No OS calls: it

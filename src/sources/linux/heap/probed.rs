@@ -46,7 +46,7 @@ pub(crate) struct ProbedHeap {
     probes: HeapProbes,
     options: ProbeOptions,
     clock: RealClock,
-    /// The monotonic clock at the engine's 0.
+    /// The monotonic clock at the sampler's 0.
     origin_ns: u64,
     began_ns: u64,
     judgement: Judgement,

@@ -42,7 +42,7 @@ pub(super) fn timed_wait(_raw: &RawRegisters) -> Option<TimedWait> {
     None
 }
 
-/// The engine's registers.
+/// The `Registers` of `arch`.
 pub(super) fn convert(raw: &RawRegisters) -> Registers {
     Registers::Aarch64(Aarch64 { x: raw.regs, sp: raw.sp, pc: raw.pc })
 }

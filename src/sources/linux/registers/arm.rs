@@ -51,7 +51,7 @@ pub(super) fn timed_wait(_words: &Words) -> Option<TimedWait> {
     None
 }
 
-/// The engine's registers.
+/// The `Registers` of `arch`.
 pub(super) fn convert(words: &Words) -> Registers {
     let r = std::array::from_fn(|register| words[register].into());
     Registers::Arm(Arm { r, cpsr: Some(words[CPSR]), m_profile: false })

@@ -117,7 +117,7 @@ pub(super) fn timed_wait(raw: &RawRegisters) -> Option<TimedWait> {
 /// in `libc`.
 const RESTARTABLE_HERE: [i64; 2] = [libc::SYS_epoll_wait, 333 /* io_pgetevents */];
 
-/// The engine's registers.
+/// The `Registers` of `arch`.
 pub(super) fn convert(raw: &RawRegisters) -> Registers {
     let gpr = [
         raw.rax, raw.rdx, raw.rcx, raw.rbx, raw.rsi, raw.rdi, raw.rbp, raw.rsp, raw.r8, raw.r9, raw.r10,

@@ -1,5 +1,5 @@
-//! Thread registers as passed to a program at a probe: their offsets, and their conversion to the engine's
-//! registers.
+//! Thread registers as passed to a program at a probe: their offsets, and their conversion to the
+//! `Registers` of `arch`.
 //!
 //! Sources: arch/x86/include/uapi/asm/ptrace.h (`struct pt_regs`), arch/arm64/include/uapi/asm/ptrace.h (`struct
 //! user_pt_regs`); arguments by the System V ABI 3.2.3 and AAPCS64 6.8.

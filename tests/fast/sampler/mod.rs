@@ -1,4 +1,4 @@
-//! The engine end to end: recordings of simulated processes against their actual behavior.
+//! The sampler end to end: recordings of simulated processes against their actual behavior.
 //!
 //! Each recording is also checked for general invariants (`support/recording.rs`). Times are virtual: nothing
 //! here sleeps. `STACKPROF_SEED=N` replays one seed.
