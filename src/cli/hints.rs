@@ -247,11 +247,11 @@ fn early(recording: &Recording, names: &Names, how: UnwindMethod, seen: &StackCo
     let stats = &recording.stats;
     // Other stacks are incomplete because of what the program does, not how it was built.
     let early: u64 = [
-        StackEnd::BadFrame,
-        StackEnd::Undescribed,
-        StackEnd::Unproved,
-        StackEnd::Scanned,
-        StackEnd::JitBudget,
+        StackEnd::BrokenFrameChain,
+        StackEnd::NoUnwindInfo,
+        StackEnd::UnverifiedFrameRecord,
+        StackEnd::StackScan,
+        StackEnd::TooMuchJitCode,
     ]
     .iter()
     .filter_map(|ended| stats.stacks_incomplete.get(ended.reason()))

@@ -57,7 +57,7 @@ impl DeferredSamples {
         ended: StackEnd,
         (read_ns, unchanged_reads): (u64, u32),
     ) -> bool {
-        matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
+        matches!(ended, StackEnd::BrokenFrameChain | StackEnd::NoUnwindInfo | StackEnd::StackScan)
             && read_ns < sample.at_ns
             && unchanged_reads < UNCHANGED_READS_MAX
     }

@@ -147,12 +147,13 @@ mod tests {
             recorder.walk(&mut process, THREAD, &capture, 1 << 16, frames).expect("known").0
         };
         // Each address costs at least some hundred instructions.
-        let first = (0..100_000).find(|pc| ended(&mut recorder, *pc) == StackEnd::JitBudget).expect("an end");
+        let first =
+            (0..100_000).find(|pc| ended(&mut recorder, *pc) == StackEnd::TooMuchJitCode).expect("an end");
         assert!(first > 100, "{first}");
-        assert_eq!(ended(&mut recorder, first + 1), StackEnd::JitBudget);
-        assert_ne!(ended(&mut recorder, 0), StackEnd::JitBudget, "what is known costs nothing");
+        assert_eq!(ended(&mut recorder, first + 1), StackEnd::TooMuchJitCode);
+        assert_ne!(ended(&mut recorder, 0), StackEnd::TooMuchJitCode, "what is known costs nothing");
         clock.advance(SECOND_NS / 2);
-        assert_ne!(ended(&mut recorder, first + 1), StackEnd::JitBudget);
+        assert_ne!(ended(&mut recorder, first + 1), StackEnd::TooMuchJitCode);
     }
 
     #[test]

@@ -428,7 +428,7 @@ impl<'a> Recorder<'a> {
             match walked {
                 Some((ended, _)) => {
                     // The code may have been replaced since.
-                    let ended = if self.space(of) == space { ended } else { StackEnd::BadFrame };
+                    let ended = if self.space(of) == space { ended } else { StackEnd::BrokenFrameChain };
                     let waiting = sample.waiting;
                     self.insert(&sample, ended, rewalk.frames, weight_ns, waiting);
                 }

@@ -157,7 +157,7 @@ mod tests {
         let mut stack_size = StackSize::new();
         ran_out(&mut stack_size);
         for _ in 0..16 * 24 {
-            stack_size.fit(&walked(StackEnd::BadFrame), 100, stack_size.bytes(), MAX);
+            stack_size.fit(&walked(StackEnd::BrokenFrameChain), 100, stack_size.bytes(), MAX);
         }
         assert_eq!(stack_size.bytes(), FIRST_STACK_BYTES);
         ran_out(&mut stack_size);

@@ -100,7 +100,7 @@ impl<'a> StackWalker<'a> {
                 self.walk_with_known_images(processes, account, process, capture, stack_max_bytes, frames)
             };
         let (ended, bytes) = walk(processes, process, capture, frames)?;
-        if ended == StackEnd::BadFrame
+        if ended == StackEnd::BrokenFrameChain
             && frames.addresses.len() == 1
             && let Some(fuller) = with_red_zone(process, capture)
         {
@@ -112,7 +112,7 @@ impl<'a> StackWalker<'a> {
         // Scanning also bridges a row that could not read the red zone.
         let needs_red_zone = frames.methods.get(1) == Some(&Method::Scan) && lacks_red_zone(capture);
         // Either a torn chain or a recently loaded library.
-        if matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
+        if matches!(ended, StackEnd::BrokenFrameChain | StackEnd::NoUnwindInfo | StackEnd::StackScan)
             && processes.retry_images(of, process, clock)
         {
             let walked = walk(processes, process, capture, frames)?;
@@ -158,7 +158,7 @@ impl<'a> StackWalker<'a> {
                 continue;
             };
             if rounds.end_round() {
-                walked.ended = StackEnd::JitBudget;
+                walked.ended = StackEnd::TooMuchJitCode;
             }
             let needed = extent.fit(capture, &walked, stack_max_bytes, may_prefetch);
             if !extent.search_top(&walked, |reached| rounds.find_stack_top(capture, stack, reached)) {

@@ -26,7 +26,7 @@ impl Failure {
     pub(super) fn ended(self) -> StackEnd {
         match self {
             Failure::OutsideCopy => StackEnd::DeeperThanCopied,
-            Failure::Refused | Failure::Null => StackEnd::BadFrame,
+            Failure::Refused | Failure::Null => StackEnd::BrokenFrameChain,
             Failure::First => StackEnd::Root,
         }
     }

@@ -93,7 +93,7 @@ impl<P: Processor> Frame<P> {
         match chain.end::<P>(input) {
             StackEnd::Root if chain.place_decides(input) => StackEnd::Root,
             // A stack scan may lead further.
-            _ => StackEnd::BadFrame,
+            _ => StackEnd::BrokenFrameChain,
         }
     }
 

@@ -132,7 +132,7 @@ pub fn unwind(
     out.clear();
     if how.is_of_arm() && registers.arch() != Arch::Arm {
         out.push(CodeAddress::Pc(registers.pc()), Method::Context);
-        return Ok(Walked { ended: StackEnd::Undescribed, reached: registers.sp() });
+        return Ok(Walked { ended: StackEnd::NoUnwindInfo, reached: registers.sp() });
     }
     let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
     let walked = match registers {

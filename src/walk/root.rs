@@ -58,8 +58,8 @@ impl Chain {
         match whole {
             true => StackEnd::Root,
             // A register that happens to be 0.
-            false if self.next == 0 => StackEnd::Unproved,
-            false => StackEnd::BadFrame,
+            false if self.next == 0 => StackEnd::UnverifiedFrameRecord,
+            false => StackEnd::BrokenFrameChain,
         }
     }
 
@@ -156,16 +156,16 @@ mod tests {
         };
         check(Arch::X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, StackEnd::Root);
         check(Arch::X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, StackEnd::Root);
-        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, StackEnd::BadFrame);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, StackEnd::BrokenFrameChain);
         // A register that happens to be 0.
-        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, StackEnd::Unproved);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, StackEnd::UnverifiedFrameRecord);
         // bl exit; ldr x0, [x19]
         check(Arch::Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, StackEnd::Root);
-        check(Arch::Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, StackEnd::BadFrame);
+        check(Arch::Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, StackEnd::BrokenFrameChain);
         // mov (%rsp,%rdx,4),%rax contains the last byte of bl
-        check(Arch::X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, StackEnd::BadFrame);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, StackEnd::BrokenFrameChain);
         // stp x20, x19, [sp, #16] contains the byte of hlt
-        check(Arch::Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, StackEnd::BadFrame);
+        check(Arch::Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, StackEnd::BrokenFrameChain);
     }
 
     #[test]
@@ -178,8 +178,8 @@ mod tests {
             assert_eq!(chain.end::<X86_64>(&input), expected, "{above:?}");
         };
         check(0x1000, Some(Avma(0x1000)), StackEnd::Root);
-        check(0xff8, Some(Avma(0x1000)), StackEnd::Unproved);
-        check(0x1000, None, StackEnd::Unproved);
+        check(0xff8, Some(Avma(0x1000)), StackEnd::UnverifiedFrameRecord);
+        check(0x1000, None, StackEnd::UnverifiedFrameRecord);
     }
 
     #[test]

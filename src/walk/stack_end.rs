@@ -12,14 +12,14 @@ pub enum StackEnd {
     Fiber,
     /// The thread's outermost frame, but after a stack scan: the frames around the scanned one may be missing or
     /// wrong.
-    Scanned,
+    StackScan,
     /// The walk went through code that exchanges the thread's registers for those of another frame or stack
     /// (longjmp, installation of a landing pad), so frames may belong to either. It may have reached the outermost
     /// frame.
-    Switching,
+    StackSwitch,
     /// The thread's outermost frame, but by the frame record of a function that may not keep one: callers may be
     /// missing.
-    Unproved,
+    UnverifiedFrameRecord,
     /// A frame on another stack, which was not copied: a signal or an exception interrupted it and has a separate
     /// stack (`sigaltstack`, the main stack of a Cortex-M), or it switched stacks for a call (a goroutine that
     /// reads the clock, `__morestack`).
@@ -28,12 +28,12 @@ pub enum StackEnd {
     DeeperThanCopied,
     /// An invalid frame record (misaligned, not above the last, null return address), or a chain that ends far
     /// from the thread's outermost frame.
-    BadFrame,
+    BrokenFrameChain,
     /// Code without unwind information, without a frame record that leads further, and with instructions that lead
     /// to no caller either: JIT code, or compilers with their own conventions.
-    Undescribed,
+    NoUnwindInfo,
     /// JIT code without cached facts, after the budget for following it was spent.
-    JitBudget,
+    TooMuchJitCode,
     /// The limit of `--max-depth` frames.
     DepthLimit,
 }
@@ -50,14 +50,14 @@ impl StackEnd {
     pub fn reason(self) -> &'static str {
         match self {
             StackEnd::Root | StackEnd::Fiber => "complete",
-            StackEnd::Scanned => "found by stack scan",
-            StackEnd::Unproved => "unverified frame record",
+            StackEnd::StackScan => "found by stack scan",
+            StackEnd::UnverifiedFrameRecord => "unverified frame record",
             StackEnd::OtherStack => "continues on another stack",
-            StackEnd::Switching => "stack switch in progress",
+            StackEnd::StackSwitch => "stack switch in progress",
             StackEnd::DeeperThanCopied => "deeper than copied",
-            StackEnd::BadFrame => "broken frame chain",
-            StackEnd::Undescribed => "no unwind information",
-            StackEnd::JitBudget => "too much JIT code",
+            StackEnd::BrokenFrameChain => "broken frame chain",
+            StackEnd::NoUnwindInfo => "no unwind information",
+            StackEnd::TooMuchJitCode => "too much JIT code",
             StackEnd::DepthLimit => "depth limit",
         }
     }

@@ -107,7 +107,7 @@ impl StackSwitches {
 
     fn go_to(&mut self, lowest: Avma, input: &mut Input<'_>) -> Result<(), StackEnd> {
         if self.count >= SWITCHES_MAX || self.count > 0 && lowest == self.mark {
-            return Err(StackEnd::BadFrame);
+            return Err(StackEnd::BrokenFrameChain);
         }
         self.count += 1;
         if self.count.is_power_of_two() {

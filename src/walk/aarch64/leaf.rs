@@ -188,7 +188,7 @@ mod tests {
             // Without the ABI's guarantee, an fp of 0 does not prove that a thread has no caller.
             let input = Input { fp_always: false, ..input };
             let ended = walk(&registers, &input, &mut Facts::default(), &mut Vec::new()).ended;
-            assert_eq!(ended, if link == 0 { StackEnd::Unproved } else { StackEnd::Root });
+            assert_eq!(ended, if link == 0 { StackEnd::UnverifiedFrameRecord } else { StackEnd::Root });
         }
     }
 

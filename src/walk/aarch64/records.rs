@@ -25,7 +25,7 @@ impl Engine<Aarch64> {
         let walked = fp::by_records(out, |out| leaf::walk(registers, input, facts, out));
         let claims = walked.ended == StackEnd::Root;
         let unproved = claims && !self.confirms(&out.addresses, registers, input);
-        Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
+        Walked { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
     }
 
     /// Whether unwind information does not contradict a walk by frame pointers that found these look-up addresses

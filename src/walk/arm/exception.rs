@@ -77,7 +77,7 @@ pub(super) fn change_stack<'a>(
 pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> Result<Frame, StackEnd> {
     // Secure code stacked additional registers.
     if address & USUAL_STACKING == 0 {
-        return Err(StackEnd::BadFrame);
+        return Err(StackEnd::BrokenFrameChain);
     }
     let sp = at_entry.registers[usize::from(SP)];
     let word = |index: u64| {
@@ -102,7 +102,7 @@ pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> 
     // only instruction set.
     let is_thread = number(status) == 0;
     if is_thread != (address & TO_THREAD != 0) || status & IS_T32 == 0 || !input.code.is_code(Avma(pc)) {
-        return Err(StackEnd::BadFrame);
+        return Err(StackEnd::BrokenFrameChain);
     }
     next.registers[usize::from(PC)] = pc;
     next.address = CodeAddress::Pc(Avma(pc));

@@ -180,7 +180,7 @@ fn an_exception_leads_to_the_interrupted_code() {
     let (addresses, _, ended) = check(0xffff_fffd, &basic(1 << 24));
     assert_eq!((addresses.as_slice(), ended), (&found[..2], StackEnd::OtherStack));
     // Invalid frames.
-    assert_eq!(check(0xffff_fff9, &basic(0)).2, StackEnd::BadFrame);
+    assert_eq!(check(0xffff_fff9, &basic(0)).2, StackEnd::BrokenFrameChain);
     assert_eq!(check(0xffff_fff9, &basic(1 << 24)[..5]).2, StackEnd::DeeperThanCopied);
     // Reset
     assert_eq!(check(0xffff_ffff, &[]).2, StackEnd::Root);
@@ -215,8 +215,8 @@ fn a_handler_leads_to_the_process_stack() {
     let (addresses, walked) = check(0xffff_ffbd, &[], Some((STACK - 0x800, &thread)));
     assert_eq!((addresses.as_slice(), walked.ended), (&found[..2], StackEnd::OtherStack));
     // Thread mode with an exception number, and the reverse.
-    assert_eq!(check(0xffff_fffd, &[], Some((STACK - 0x800, &handler))).1.ended, StackEnd::BadFrame);
-    assert_eq!(check(0xffff_fff1, &thread, None).1.ended, StackEnd::BadFrame);
+    assert_eq!(check(0xffff_fffd, &[], Some((STACK - 0x800, &handler))).1.ended, StackEnd::BrokenFrameChain);
+    assert_eq!(check(0xffff_fff1, &thread, None).1.ended, StackEnd::BrokenFrameChain);
     let (_, walked) = check(0xffff_fffd, &[], Some((STACK - 0x800, &thread[..4])));
     assert_eq!(walked.ended, StackEnd::DeeperThanCopied);
 }
@@ -352,7 +352,7 @@ fn a_subroutine_that_returns_for_its_caller_proves_no_end_without_symbols() {
     text.functions.clear();
     let walk = |link| walk(&text, &at(0x14, true, link), &[4, 5, 6, 0xffff_ffff]);
     assert_eq!(walk(0xdead).2, StackEnd::Root);
-    assert_eq!(walk(TEXT + 8 + 8 + 1).2, StackEnd::Unproved);
+    assert_eq!(walk(TEXT + 8 + 8 + 1).2, StackEnd::UnverifiedFrameRecord);
 }
 
 #[test]

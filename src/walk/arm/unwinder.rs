@@ -68,7 +68,7 @@ impl Unwinder {
         let in_other = self.unwind_from(how, &Frame::new(registers, !of_link), input, other, &mut others);
         let chosen = match (walked.ended.is_complete(), in_other.ended.is_complete()) {
             (true, true) if out.addresses != others.addresses => {
-                Walked { ended: StackEnd::Unproved, ..walked }
+                Walked { ended: StackEnd::UnverifiedFrameRecord, ..walked }
             }
             (false, true) => {
                 std::mem::swap(out, &mut others);
@@ -92,7 +92,7 @@ impl Unwinder {
         // Frame records alone prove nothing: instructions and tables must lead to the same frames.
         let claims = how == UnwindMethod::FramePointer && walked.ended.is_complete();
         let unproved = claims && !self.confirms(&out.addresses, leaf, input, other);
-        Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
+        Walked { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
     }
 
     fn confirms<'a>(
@@ -222,7 +222,7 @@ impl Unwinder {
                 UnwindMethod::Scan => scan::caller(frame, false, input),
                 _ => None,
             };
-            let Some(caller) = by_scan else { return Step::Ends(StackEnd::Undescribed) };
+            let Some(caller) = by_scan else { return Step::Ends(StackEnd::NoUnwindInfo) };
             completeness.note_scanned();
             return Step::To(caller, Method::Scan);
         };
@@ -250,11 +250,11 @@ impl Unwinder {
                 None => with_state_of_signal(&caller, frame, input),
             };
             let caller = Caller { frame: with_state, ..caller };
-            return if right { Step::To(caller, method) } else { Step::Ends(StackEnd::BadFrame) };
+            return if right { Step::To(caller, method) } else { Step::Ends(StackEnd::BrokenFrameChain) };
         }
         let rises = next.sp() > frame.sp() || !frame.address.is_return() && next.sp() == frame.sp();
         if !rises || !next.sp().0.is_multiple_of(4) {
-            return Step::Ends(StackEnd::BadFrame);
+            return Step::Ends(StackEnd::BrokenFrameChain);
         }
         // Frame records prove nothing, and tables describe function bodies only.
         completeness.note_unproved(method == Method::FramePointer && how == UnwindMethod::Auto);
@@ -265,14 +265,18 @@ impl Unwinder {
         if caller.raw == 0 || caller.raw == AT_RESET {
             // If instructions were misread, a null word proves nothing: stacks are full of them.
             let is_doubtful = assumes.is_some() || caller.raw == 0 && method == Method::Code;
-            return Step::Ends(if is_doubtful { StackEnd::Unproved } else { StackEnd::Root });
+            return Step::Ends(if is_doubtful { StackEnd::UnverifiedFrameRecord } else { StackEnd::Root });
         }
         if frame.is_m_profile && exception::is_return(caller.raw) {
             completeness.note_unproved(assumes.is_some());
             return Step::To(caller, method);
         }
         if !self.cache.rule(how, next, input.code).returns {
-            return Step::Ends(if is_made_up(next, input) { StackEnd::Fiber } else { StackEnd::BadFrame });
+            return Step::Ends(if is_made_up(next, input) {
+                StackEnd::Fiber
+            } else {
+                StackEnd::BrokenFrameChain
+            });
         }
         completeness.note_unproved(!self.cache.may_have_called(next, frame, input.code));
         if let Some(entry) = assumes {

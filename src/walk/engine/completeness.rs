@@ -73,11 +73,11 @@ impl Completeness {
     ) -> StackEnd {
         let replaced = |landing_pad: &LandingPad| !landing_pad.is_intact::<P>(reached, input.stack);
         if self.switching || self.landing_pad.as_ref().is_some_and(replaced) {
-            StackEnd::Switching
+            StackEnd::StackSwitch
         } else if self.scanned {
-            StackEnd::Scanned
+            StackEnd::StackScan
         } else if self.unproved {
-            StackEnd::Unproved
+            StackEnd::UnverifiedFrameRecord
         } else {
             first
         }
@@ -93,12 +93,12 @@ impl Completeness {
     ) -> StackEnd {
         match (otherwise, frame.address) {
             _ if self.switching || self.landing_pad.is_some() || switch != FrameSwitch::No => {
-                StackEnd::Switching
+                StackEnd::StackSwitch
             }
-            (StackEnd::Root | StackEnd::Fiber, _) if self.unproved => StackEnd::Unproved,
+            (StackEnd::Root | StackEnd::Fiber, _) if self.unproved => StackEnd::UnverifiedFrameRecord,
             // Code interrupted by a signal, on a stack that was not copied; or its caller, found by the link
             // register independent of the stack.
-            (StackEnd::BadFrame, address)
+            (StackEnd::BrokenFrameChain, address)
                 if (P::LINK.is_some() || !address.is_return()) && is_on_other_stack(frame.sp(), input) =>
             {
                 StackEnd::OtherStack

@@ -36,7 +36,7 @@ pub(in crate::walk) trait Unwind: Processor {
     /// Cached facts about called functions; `()` if rows do not depend on them.
     type Callees: CalleeCache;
     /// Whether a walk that ends at code without rows and without decodable instructions ends as
-    /// [`StackEnd::Undescribed`](crate::walk::StackEnd::Undescribed).
+    /// [`StackEnd::NoUnwindInfo`](crate::walk::StackEnd::NoUnwindInfo).
     const REPORTS_UNDESCRIBED: bool;
     /// Whether a frame record may be tried if an unusual row, read from code, leads to no caller.
     const RECORD_BESIDE_UNUSUAL: bool;

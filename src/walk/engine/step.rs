@@ -134,9 +134,9 @@ impl<P: Unwind> Frame<P> {
         let frame_pointer = self.registers[usize::from(P::FRAME_POINTER)];
         match body::is_first(self.address, Avma(0), frame_pointer, input.code) {
             Some(true) => StackEnd::Root,
-            Some(false) => StackEnd::BadFrame,
+            Some(false) => StackEnd::BrokenFrameChain,
             None if by_records => self.end_of_records(reached, input),
-            None => StackEnd::BadFrame,
+            None => StackEnd::BrokenFrameChain,
         }
     }
 }

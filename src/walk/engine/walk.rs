@@ -100,8 +100,8 @@ impl<P: Unwind> Engine<P> {
                 Err(Failure::Refused | Failure::Null) => {
                     let ended = frame.end(step.may_use_record, reached, input);
                     let ended = match completeness.without_caller(&frame, step.switch, ended, input) {
-                        StackEnd::BadFrame if P::REPORTS_UNDESCRIBED && !step.is_described => {
-                            StackEnd::Undescribed
+                        StackEnd::BrokenFrameChain if P::REPORTS_UNDESCRIBED && !step.is_described => {
+                            StackEnd::NoUnwindInfo
                         }
                         ended => ended,
                     };
@@ -118,7 +118,7 @@ impl<P: Unwind> Engine<P> {
                 && next.address.is_return()
                 && !self.cache.rule(next.address, input.code).returns
             {
-                return Walked { ended: StackEnd::Switching, reached };
+                return Walked { ended: StackEnd::StackSwitch, reached };
             }
             completeness.note_unproved(!self.is_proved(&frame, &next, method, step.proof, input));
             let from = std::mem::replace(&mut frame, next);

@@ -52,12 +52,13 @@ pub(super) fn follow<P: Processor>(
         if return_address == 0 {
             let begins =
                 outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()));
-            let ended = if next == 0 && begins != Some(false) { StackEnd::Root } else { StackEnd::BadFrame };
+            let ended =
+                if next == 0 && begins != Some(false) { StackEnd::Root } else { StackEnd::BrokenFrameChain };
             return Walked { ended, reached: record + 2 * P::POINTER_BYTES };
         }
         let Some(lookup) = facts.lookup::<P>(Avma(return_address), input.code) else {
             let is_root = next == 0 && outermost.is_some_and(|at| root::ends_program::<P>(at, input.code));
-            let ended = if is_root { StackEnd::Root } else { StackEnd::BadFrame };
+            let ended = if is_root { StackEnd::Root } else { StackEnd::BrokenFrameChain };
             return Walked { ended, reached };
         };
         reached = record + 2 * P::POINTER_BYTES;
@@ -147,26 +148,26 @@ mod tests {
     #[test]
     fn a_zero_far_below_the_stack_top_is_a_broken_chain() {
         // Code without frame pointers uses rbp for anything, including zero.
-        check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], StackEnd::Unproved);
+        check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], StackEnd::UnverifiedFrameRecord);
         check(&[0, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], StackEnd::Root);
     }
 
     #[test]
     fn a_null_frame_pointer_without_a_record_is_no_complete_stack() {
-        check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], StackEnd::Unproved);
+        check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], StackEnd::UnverifiedFrameRecord);
         // A thread's first function has no caller.
         check(&[0], 0, Some(BASE), &[], StackEnd::Root);
     }
 
     #[test]
     fn a_word_outside_code_is_no_return_address() {
-        check(&[BASE + 16, 0x20_0000, 0, 0x1005], BASE, Some(BASE + 0x80), &[], StackEnd::BadFrame);
+        check(&[BASE + 16, 0x20_0000, 0, 0x1005], BASE, Some(BASE + 0x80), &[], StackEnd::BrokenFrameChain);
     }
 
     #[test]
     fn libc_start_code_leaves_any_word_in_the_outermost_record() {
         check(&[1, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], StackEnd::Root);
-        check(&[1, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
+        check(&[1, 0x1005], BASE, None, &[0x1004], StackEnd::BrokenFrameChain);
     }
 
     /// dyld of macOS 11 for Intel.
@@ -196,25 +197,25 @@ mod tests {
         };
         assert_eq!(ended(true, EXITS, [0, 2]), StackEnd::Root);
         assert_eq!(ended(true, EXITS, [0, 0]), StackEnd::Root, "macOS 12 and later");
-        assert_eq!(ended(true, EXITS, [8, 2]), StackEnd::BadFrame, "the frame pointer is not null");
-        assert_eq!(ended(false, EXITS, [0, 2]), StackEnd::BadFrame, "a program");
-        assert_eq!(ended(true, &[0x90], [0, 2]), StackEnd::BadFrame, "no start code");
+        assert_eq!(ended(true, EXITS, [8, 2]), StackEnd::BrokenFrameChain, "the frame pointer is not null");
+        assert_eq!(ended(false, EXITS, [0, 2]), StackEnd::BrokenFrameChain, "a program");
+        assert_eq!(ended(true, &[0x90], [0, 2]), StackEnd::BrokenFrameChain, "no start code");
     }
 
     #[test]
     fn records_must_progress_and_be_aligned() {
-        check(&[BASE, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
-        check(&[BASE + 0x13, 0x1005, 0, 0], BASE, None, &[0x1004], StackEnd::BadFrame);
-        check(&[0; 4], BASE - 8, None, &[], StackEnd::BadFrame);
+        check(&[BASE, 0x1005], BASE, None, &[0x1004], StackEnd::BrokenFrameChain);
+        check(&[BASE + 0x13, 0x1005, 0, 0], BASE, None, &[0x1004], StackEnd::BrokenFrameChain);
+        check(&[0; 4], BASE - 8, None, &[], StackEnd::BrokenFrameChain);
     }
 
     #[test]
     fn a_record_above_the_copy_is_distinguished_from_garbage() {
         check(&[BASE + 0x4000, 0x1005], BASE, None, &[0x1004], StackEnd::DeeperThanCopied);
         check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x8000), &[0x1004], StackEnd::DeeperThanCopied);
-        check(&[0x8000_0000_0000_0000, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
-        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x2000), &[0x1004], StackEnd::BadFrame);
-        check(&[u64::MAX - 7, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
+        check(&[0x8000_0000_0000_0000, 0x1005], BASE, None, &[0x1004], StackEnd::BrokenFrameChain);
+        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x2000), &[0x1004], StackEnd::BrokenFrameChain);
+        check(&[u64::MAX - 7, 0x1005], BASE, None, &[0x1004], StackEnd::BrokenFrameChain);
     }
 
     #[test]
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn a_null_return_address_is_the_root_only_with_a_null_frame() {
         check(&[0, 0], BASE, None, &[], StackEnd::Root);
-        check(&[BASE + 16, 0], BASE, None, &[], StackEnd::BadFrame);
+        check(&[BASE + 16, 0], BASE, None, &[], StackEnd::BrokenFrameChain);
     }
 
     #[test]
@@ -242,7 +243,7 @@ mod tests {
         let marked = 1 << 60 | (BASE + 0x18);
         check(&[marked, 0x1005, 0xdead, 0, 0x2005], BASE, None, &[0x1004, 0x2004], StackEnd::Root);
         // A marked zero, or another word that becomes 0 only by the mask, does not end a chain.
-        check(&[1 << 60, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
+        check(&[1 << 60, 0x1005], BASE, None, &[0x1004], StackEnd::BrokenFrameChain);
     }
 
     #[test]
@@ -263,12 +264,12 @@ mod tests {
         };
         check(BASE, BASE + 0x20, &[0x1004, 0x2004], StackEnd::Root);
         // The second record would lie beyond the end, partly or completely.
-        check(BASE, BASE + 0x18, &[0x1004], StackEnd::BadFrame);
-        check(BASE, BASE + 0x10, &[0x1004], StackEnd::BadFrame);
+        check(BASE, BASE + 0x18, &[0x1004], StackEnd::BrokenFrameChain);
+        check(BASE, BASE + 0x10, &[0x1004], StackEnd::BrokenFrameChain);
         // Above the copied bytes, below the limit and beyond it.
         check(BASE + 0x20, BASE + 0x100, &[0x3004], StackEnd::DeeperThanCopied);
         check(BASE + 0x20, BASE + 0x40, &[0x3004], StackEnd::DeeperThanCopied);
-        check(BASE + 0x20, BASE + 0x38, &[0x3004], StackEnd::BadFrame);
-        check(u64::MAX - 7, u64::MAX, &[], StackEnd::BadFrame);
+        check(BASE + 0x20, BASE + 0x38, &[0x3004], StackEnd::BrokenFrameChain);
+        check(u64::MAX - 7, u64::MAX, &[], StackEnd::BrokenFrameChain);
     }
 }

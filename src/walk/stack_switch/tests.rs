@@ -192,7 +192,7 @@ fn unknown_words_of_the_other_stack_do_not_end_as_a_small_copy() {
     Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::OtherStack);
     // A known word that is no return address means an inconsistent stack.
     memory.put(STACK + 8, &[0x1234]);
-    Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::BadFrame);
+    Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::BrokenFrameChain);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn a_cycle_of_two_stacks_ends() {
     memory.put_signal_frame(STACK + 8, ALT + 0x1000, 0, BEFORE);
     memory.put(STACK + 8 + 16, &[STACK - 0x1000, 0, 0x2000]);
     let (found, walked) = Case::new(&memory).walk(UnwindMethod::Auto);
-    assert_eq!(walked.ended, StackEnd::BadFrame);
+    assert_eq!(walked.ended, StackEnd::BrokenFrameChain);
     assert!(found.len() < 20, "{} frames", found.len());
 }
 
@@ -317,7 +317,7 @@ fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
     // nop
     program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
     let (found, walked) = walk(&on_stack(0x8_0000), 0x8_0000, program);
-    assert_eq!((found.len(), walked.ended), (2, StackEnd::BadFrame));
+    assert_eq!((found.len(), walked.ended), (2, StackEnd::BrokenFrameChain));
 }
 
 #[test]

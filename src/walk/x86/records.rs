@@ -55,7 +55,7 @@ impl Engine<X86> {
                 out.methods.extend_from_slice(&confirmed.methods[found..]);
                 proved.ended
             }
-            StackEnd::Root => StackEnd::Unproved,
+            StackEnd::Root => StackEnd::UnverifiedFrameRecord,
             other => other,
         };
         self.confirmed = confirmed;

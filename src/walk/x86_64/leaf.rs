@@ -277,7 +277,7 @@ mod tests {
         let backwards = rule(CfaBase::StackPointer, -64, None);
         check_ruled(backwards, STACK, &[0, TEXT + 9], &[8, 8], StackEnd::Root);
         let overflow = rule(CfaBase::FramePointer, i64::MAX, Some(i64::MIN));
-        check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], StackEnd::BadFrame);
+        check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], StackEnd::BrokenFrameChain);
         let first = FrameRule { return_at: None, ..large };
         check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], StackEnd::Root);
     }

@@ -4,7 +4,7 @@
 //!
 //! Stale words look like live ones. So a word counts only if its call leads to the address where the walk is stuck
 //! (`call_check.rs`), and if the walk continues from it to the thread's first function without a second scan; and
-//! the stack is still reported separately ([`StackEnd::Scanned`]).
+//! the stack is still reported separately ([`StackEnd::StackScan`]).
 
 use super::RSP;
 use super::frame::Frame;
@@ -84,7 +84,7 @@ impl Unwinder {
             match further.ended {
                 StackEnd::Root | StackEnd::Fiber => {
                     self.note_search(followed, is_found);
-                    return Walked { ended: StackEnd::Scanned, ..further };
+                    return Walked { ended: StackEnd::StackScan, ..further };
                 }
                 StackEnd::DeeperThanCopied => is_deeper = true,
                 _ => {}

@@ -157,7 +157,7 @@ impl Unwinder {
         // With unwind information it would have been proved.
         let claims = walked.ended == StackEnd::Root;
         let unproved = claims && fp::can_be_checked(&out.addresses, input.code);
-        Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
+        Walked { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
     }
 
     /// Walks by unwind information and code.
@@ -188,14 +188,17 @@ impl Unwinder {
         if input.code.is_interrupted() {
             return walked;
         }
-        if out.len() == 1 && walked.ended == StackEnd::BadFrame && self.is_new_thread(registers, input) {
+        if out.len() == 1
+            && walked.ended == StackEnd::BrokenFrameChain
+            && self.is_new_thread(registers, input)
+        {
             return Walked { ended: StackEnd::Root, ..walked };
         }
-        if how == UnwindMethod::Auto && walked.ended == StackEnd::BadFrame {
+        if how == UnwindMethod::Auto && walked.ended == StackEnd::BrokenFrameChain {
             walked = self.reconnect(&frame, walked, input, out);
         }
-        if walked.ended == StackEnd::BadFrame && self.is_undescribed(frame.address, input) {
-            walked.ended = StackEnd::Undescribed;
+        if walked.ended == StackEnd::BrokenFrameChain && self.is_undescribed(frame.address, input) {
+            walked.ended = StackEnd::NoUnwindInfo;
         }
         walked
     }
@@ -233,7 +236,7 @@ impl Unwinder {
             .is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == RuleKind::Root)
     }
 
-    /// Continues from a frame that is in `out`, without a scan. If it ends with [`StackEnd::BadFrame`], `frame` is
+    /// Continues from a frame that is in `out`, without a scan. If it ends with [`StackEnd::BrokenFrameChain`], `frame` is
     /// the last one.
     pub(super) fn go_on(
         &mut self,
@@ -266,7 +269,7 @@ impl Unwinder {
             let input = &mut input;
             progress.rise(run.sp, input);
             if input.code.is_interrupted() {
-                return progress.ends(StackEnd::BadFrame);
+                return progress.ends(StackEnd::BrokenFrameChain);
             }
             if let Some(ended) = self.end_of_run(frame, &run, &mut progress, input, out) {
                 return progress.ends(ended);
@@ -311,13 +314,13 @@ impl Unwinder {
                 && let CodeAddress::Return(address) = next.address
                 && !self.cache.is_return(address, input.code)
             {
-                return progress.ends(StackEnd::Switching);
+                return progress.ends(StackEnd::StackSwitch);
             }
             let is_proved = self.is_proved((frame, rule), &next, method, step.proof, input);
             progress.completeness.note_unproved(!is_proved);
             // Without the missing bytes this caller is not refuted.
             if input.code.is_interrupted() {
-                return progress.ends(StackEnd::BadFrame);
+                return progress.ends(StackEnd::BrokenFrameChain);
             }
             let from = std::mem::replace(frame, next);
             out.push(frame.address, method);
@@ -369,7 +372,7 @@ impl Unwinder {
         match failure {
             Failure::Null if may_end_in_null(rule, methods) => {
                 match stack_load::is_in_front(frame.address, input.code) {
-                    true => StackEnd::Switching,
+                    true => StackEnd::StackSwitch,
                     false => progress.at_outermost(StackEnd::Fiber, input),
                 }
             }
@@ -382,7 +385,7 @@ impl Unwinder {
                     Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
                     // Other functions have been called there since, and the handler has returned.
                     _ if progress.switches.is_by_call() => StackEnd::OtherStack,
-                    _ => StackEnd::BadFrame,
+                    _ => StackEnd::BrokenFrameChain,
                 };
                 progress.completeness.without_caller(frame, step.switch, ended, input)
             }

@@ -140,7 +140,13 @@ fn only_the_leafs_caller_is_in_the_link_register() {
     let rows = Rows::new().row(0x40, row((31, 16), &[])).row(0x103, framed()).row(0x203, row((31, 0), &[]));
     let words = [0, 0, 0, TEXT + 0x204, 0];
     let set = [(LR, SIGNED | (TEXT + 0x104)), (FP, STACK + 16)];
-    check(&rows, &set, &words, &[LEAF, (0x103, Method::Cfi), (0x203, Method::Cfi)], StackEnd::BadFrame);
+    check(
+        &rows,
+        &set,
+        &words,
+        &[LEAF, (0x103, Method::Cfi), (0x203, Method::Cfi)],
+        StackEnd::BrokenFrameChain,
+    );
 }
 
 #[test]
@@ -168,7 +174,7 @@ fn goroutines_end_at_the_second_instruction_of_goexit() {
         check(&rows, &[(FP, STACK)], &words, &[LEAF, (0x303, Method::Cfi)], StackEnd::Root);
         // Another function that begins like this continues after its call.
         rows.code[0x308..0x30c].copy_from_slice(&0xd65f_03c0u32.to_le_bytes());
-        check(&rows, &[(FP, STACK)], &words, &[LEAF], StackEnd::BadFrame);
+        check(&rows, &[(FP, STACK)], &words, &[LEAF], StackEnd::BrokenFrameChain);
     }
 }
 
@@ -225,10 +231,10 @@ fn a_record_of_code_that_may_keep_none_proves_nothing() {
     let found = [LEAF, (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
     for describes_frames in [false, true] {
         let rows = Rows { describes_frames, ..Rows::new() }.row(0x203, end.clone());
-        check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::Unproved);
+        check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::UnverifiedFrameRecord);
         // The chain ends with the mark of the deepest frame, or with a register that happens to be 0.
         let rows = Rows { describes_frames, ..Rows::new() };
-        check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::BadFrame);
+        check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::BrokenFrameChain);
     }
 }
 
@@ -242,9 +248,9 @@ fn neither_link_register_nor_record_of_a_jit_leaf_is_proof() {
     let check = |link, found: &[_], ended| {
         check_by(UnwindMethod::Auto, &rows, &[(FP, STACK), (LR, link)], &words, found, ended);
     };
-    check(TEXT + 0x104, &by_link, StackEnd::Unproved);
-    check(TEXT + 0x204, &by_record, StackEnd::Unproved);
-    check(7, &by_record, StackEnd::Unproved);
+    check(TEXT + 0x104, &by_link, StackEnd::UnverifiedFrameRecord);
+    check(TEXT + 0x204, &by_record, StackEnd::UnverifiedFrameRecord);
+    check(7, &by_record, StackEnd::UnverifiedFrameRecord);
 }
 
 #[test]
@@ -261,14 +267,22 @@ fn frame_pointer_walks_are_complete_if_unwind_information_agrees() {
     // The function keeps no record: its caller is missing from the chain.
     let bare = || row((31, 32), &[(LR, Column::At(-8))]);
     for promised in [false, true] {
-        check_if(promised, Rows::new(), if promised { StackEnd::Root } else { StackEnd::Unproved });
+        check_if(
+            promised,
+            Rows::new(),
+            if promised { StackEnd::Root } else { StackEnd::UnverifiedFrameRecord },
+        );
         check_if(promised, framed_all().row(0x203, end.clone()), StackEnd::Root);
-        check_if(promised, described().row(0x40, framed()).row(0x103, bare()), StackEnd::Unproved);
+        check_if(
+            promised,
+            described().row(0x40, framed()).row(0x103, bare()),
+            StackEnd::UnverifiedFrameRecord,
+        );
     }
     // Without unwind information, the guarantee of the ABI decides.
-    check_if(false, framed_all(), StackEnd::Unproved);
+    check_if(false, framed_all(), StackEnd::UnverifiedFrameRecord);
     check_if(true, framed_all(), StackEnd::Root);
-    check_if(false, framed_all().row(0x203, bare()), StackEnd::Unproved);
+    check_if(false, framed_all().row(0x203, bare()), StackEnd::UnverifiedFrameRecord);
 }
 
 #[test]
@@ -290,9 +304,11 @@ fn rows_of_a_signal_trampoline_may_be_expressions() {
 
 #[test]
 fn on_macos_a_walk_is_complete_only_where_threads_begin() {
-    for (begins, ended) in
-        [(Some(true), StackEnd::Root), (Some(false), StackEnd::BadFrame), (None, StackEnd::BadFrame)]
-    {
+    for (begins, ended) in [
+        (Some(true), StackEnd::Root),
+        (Some(false), StackEnd::BrokenFrameChain),
+        (None, StackEnd::BrokenFrameChain),
+    ] {
         let rows = Rows { begins_threads: begins, ..Rows::new() }.body(0x40, framed()).body(0x103, framed());
         // The record of dyld's start is {0, 0}.
         let words = [STACK + 16, TEXT + 0x104, 0, 0];
@@ -303,14 +319,14 @@ fn on_macos_a_walk_is_complete_only_where_threads_begin() {
         check(&rows, &[(FP, STACK)], &[0, TEXT + 0x104], &[LEAF, (0x103, Method::Compact)], ended);
         // Not with a frame pointer.
         let torn = [STACK + 8, TEXT + 0x104];
-        check(&rows, &[(FP, STACK)], &torn, &[LEAF, (0x103, Method::Compact)], StackEnd::BadFrame);
+        check(&rows, &[(FP, STACK)], &torn, &[LEAF, (0x103, Method::Compact)], StackEnd::BrokenFrameChain);
     }
 }
 
 #[test]
 fn invalid_steps_are_refused() {
     let caller = |columns: &[(usize, Column)]| Rows::new().row(0x40, row((31, 16), columns));
-    let refused = |rows: Rows, words: &[u64]| check(&rows, &[], words, &[LEAF], StackEnd::BadFrame);
+    let refused = |rows: Rows, words: &[u64]| check(&rows, &[], words, &[LEAF], StackEnd::BrokenFrameChain);
     refused(caller(&[(LR, Column::At(-8))]), &[0, TEXT + 0x9000]);
     refused(caller(&[(LR, Column::At(-8))]), &[0, TEXT + 0x102]);
     refused(caller(&[(LR, Column::In(200))]), &[0, TEXT + 0x104]);

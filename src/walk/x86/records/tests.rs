@@ -104,7 +104,7 @@ fn rows_lead_through_four_byte_words_to_the_outermost_frame() {
     assert_eq!((frames, ended), (vec![LEAF, cfi(0x103)], StackEnd::DeeperThanCopied));
     // A word that is no return address.
     let words = [STACK + 0x18, TEXT + 0x105];
-    assert_eq!(found(UnwindMethod::Cfi, &rows, 0, &words, None), (vec![LEAF], StackEnd::BadFrame));
+    assert_eq!(found(UnwindMethod::Cfi, &rows, 0, &words, None), (vec![LEAF], StackEnd::BrokenFrameChain));
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn a_null_return_address_ends_a_fiber_but_not_the_threads_own_stack() {
     let frames = vec![LEAF, (0x103, Method::Cfi)];
     let by = |stack_top| found(UnwindMethod::Cfi, &rows, 0, &words, stack_top);
     assert_eq!(by(None), (frames.clone(), StackEnd::Fiber));
-    assert_eq!(by(Some(STACK + 0x1000)), (frames, StackEnd::BadFrame));
+    assert_eq!(by(Some(STACK + 0x1000)), (frames, StackEnd::BrokenFrameChain));
 }
 
 #[test]
@@ -139,10 +139,10 @@ fn records_lead_through_unknown_code_and_prove_nothing() {
     let by = |how| found(how, &rows, STACK + 4, &words, None);
     let record = |at| (at, Method::FramePointer);
     let frames = vec![LEAF, record(0x103), record(0x203)];
-    assert_eq!(by(UnwindMethod::Auto), (frames.clone(), StackEnd::Undescribed));
-    assert_eq!(by(UnwindMethod::Cfi), (vec![LEAF], StackEnd::Undescribed));
+    assert_eq!(by(UnwindMethod::Auto), (frames.clone(), StackEnd::NoUnwindInfo));
+    assert_eq!(by(UnwindMethod::Cfi), (vec![LEAF], StackEnd::NoUnwindInfo));
     // A null frame pointer is no proof either.
-    assert_eq!(by(UnwindMethod::FramePointer), (frames, StackEnd::Unproved));
+    assert_eq!(by(UnwindMethod::FramePointer), (frames, StackEnd::UnverifiedFrameRecord));
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn a_return_address_in_a_register_does_not_move_the_stack_pointer() {
         registers: vec![(5, rdi)],
     };
     case(TEXT + 10).check(&[0, 9, 19], StackEnd::Root);
-    case(TEXT + 11).check(&[0], StackEnd::BadFrame);
+    case(TEXT + 11).check(&[0], StackEnd::BrokenFrameChain);
     // Not if the word below the stack pointer happens to be a return address.
     let mut below = case(0);
     below.rows[0].1 = row(Cfa::Register(RSP as u8, 0), &[]);
@@ -244,7 +244,7 @@ fn a_handler_on_a_separate_stack_is_distinguished_from_a_broken_stack() {
     check(STACK + 0x1000, None, None, StackEnd::DeeperThanCopied);
     check(STACK + 0x1000, Some(STACK + 0x2000), Some(STACK + 0x2000), StackEnd::DeeperThanCopied);
     // In the copied bytes, without a caller.
-    check(STACK + 16, None, None, StackEnd::BadFrame);
+    check(STACK + 16, None, None, StackEnd::BrokenFrameChain);
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_record_followed_from_unknown_code_is_no_proof() {
             words: words.to_vec(),
             registers: vec![(RETURN_ADDRESS, pc), (RBP, record)],
         };
-        case.check(&[pc.wrapping_sub(TEXT), 19], StackEnd::Unproved);
+        case.check(&[pc.wrapping_sub(TEXT), 19], StackEnd::UnverifiedFrameRecord);
     };
     // rbp is the caller's, and its own return address is in the record: it returns to +10.
     check(&[TEXT + 10, 0, STACK + 64, TEXT + 20], STACK + 16);
@@ -275,9 +275,9 @@ fn a_return_address_without_a_preceding_call_is_refused() {
         registers: vec![],
     };
     case(TEXT + 10).check(&[0, 9], StackEnd::Root);
-    case(TEXT + 11).check(&[0], StackEnd::BadFrame);
-    case(0x1234).check(&[0], StackEnd::BadFrame);
-    case(0).check(&[0], StackEnd::BadFrame);
+    case(TEXT + 11).check(&[0], StackEnd::BrokenFrameChain);
+    case(0x1234).check(&[0], StackEnd::BrokenFrameChain);
+    case(0).check(&[0], StackEnd::BrokenFrameChain);
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn the_stack_pointer_must_rise() {
             registers: vec![],
         };
         let (_, methods, ended) = case.walk(UnwindMethod::Cfi);
-        assert_eq!((methods.len(), ended), (1, StackEnd::BadFrame), "{bytes}");
+        assert_eq!((methods.len(), ended), (1, StackEnd::BrokenFrameChain), "{bytes}");
     }
 }
 
@@ -352,8 +352,8 @@ impl Code for Calls {
 #[test]
 fn a_scan_finds_only_the_caller_of_the_stuck_function() {
     let (stale, indirect, live) = (TEXT + 0x0a, TEXT + 0x0c, TEXT + 0x05);
-    assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], StackEnd::Scanned));
-    assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], StackEnd::Undescribed));
+    assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], StackEnd::StackScan));
+    assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], StackEnd::NoUnwindInfo));
 }
 
 #[test]
@@ -365,7 +365,10 @@ fn walks_end_at_the_end_of_the_address_space() {
         for rows in [vec![], vec![(0, framed)]] {
             let case = Case { rows, words: vec![0, TEXT + 10], registers: registers.clone() };
             let ended = case.walk(UnwindMethod::Auto).2;
-            assert!(matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed), "{bytes}: {ended:?}");
+            assert!(
+                matches!(ended, StackEnd::BrokenFrameChain | StackEnd::NoUnwindInfo),
+                "{bytes}: {ended:?}"
+            );
         }
     }
 }
@@ -374,14 +377,14 @@ fn walks_end_at_the_end_of_the_address_space() {
 fn a_stack_beyond_the_copy_is_distinguished_from_garbage() {
     let case = |bytes| Case { rows: vec![(0, sp_plus(bytes))], words: vec![0; 4], registers: vec![] };
     case(0x1000).check(&[0], StackEnd::DeeperThanCopied);
-    case(1 << 40).check(&[0], StackEnd::BadFrame);
+    case(1 << 40).check(&[0], StackEnd::BrokenFrameChain);
 }
 
 #[test]
 fn a_walk_that_merely_ends_is_not_complete() {
     // Neither row nor frame record, and rbp is 0: sufficient only with frame pointers.
     let case = Case { rows: vec![], words: vec![0; 4], registers: vec![] };
-    case.check(&[0], StackEnd::Undescribed);
+    case.check(&[0], StackEnd::NoUnwindInfo);
 }
 
 #[test]
@@ -403,10 +406,10 @@ fn a_null_return_address_ends_a_stack_other_than_the_threads_own() {
     let ended = |case: &Case, top| case.walk_below(UnwindMethod::Auto, top, None).2.ended;
     assert_eq!(ended(&case, None), StackEnd::Fiber);
     assert_eq!(ended(&case, Some(STACK - 0x10_0000)), StackEnd::Fiber);
-    assert_eq!(ended(&case, Some(STACK + 0x1000)), StackEnd::BadFrame);
+    assert_eq!(ended(&case, Some(STACK + 0x1000)), StackEnd::BrokenFrameChain);
     // In the leaf, with a row that may be wrong at this instruction, it proves nothing.
     case.words[0] = 0;
-    assert_eq!(ended(&case, None), StackEnd::BadFrame);
+    assert_eq!(ended(&case, None), StackEnd::BrokenFrameChain);
     // Nor in a frame found by a frame record.
     case.rows = vec![(9, sp_plus(16))];
     case.words = vec![0, TEXT + 10, 7, 0];
@@ -495,7 +498,7 @@ fn an_unknown_frame_pointer_is_derived_from_instructions() {
     registers.gpr[RBP] = STACK + 8;
     let mut out = Frames::default();
     let walked = Unwinder::default().walk(UnwindMethod::Cfi, &registers, &input, &mut out);
-    assert_eq!((out.addresses.len(), walked.ended), (2, StackEnd::BadFrame));
+    assert_eq!((out.addresses.len(), walked.ended), (2, StackEnd::BrokenFrameChain));
 }
 
 /// V8's code from TEXT+100 to TEXT+200, which consists of calls; with a count of requests at TEXT+110.
