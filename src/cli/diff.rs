@@ -40,7 +40,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     // Programs with different names are compared as one: only the call paths matter.
     let process = add(&mut stacks, &base, None)?;
     let process = add(&mut stacks, &new, process.as_deref())?;
-    let comparison = Comparison::of(&stacks, diff.wish)
+    let comparison = Comparison::of(&stacks, diff.measure)
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
     system::restrict(Role::Writing);
     for output in &diff.outputs {

@@ -1,6 +1,6 @@
 //! Compares two profiles, function by function.
 //!
-//! Input: [`Stacks`] of a base and a new profile, and a [`Wish`]. Output: a [`Comparison`]: rows sorted by
+//! Input: [`Stacks`] of a base and a new profile, and a [`MeasureChoice`]. Output: a [`Comparison`]: rows sorted by
 //! the size of the change. The measure affects the result, so it is part of it, with the reason:
 //!
 //! - CPU *seconds* if both are recordings of a whole command, or equally long: then a second more is a second
@@ -33,7 +33,7 @@ pub enum Measure {
 
 /// Measure requested by the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wish {
+pub enum MeasureChoice {
     /// Choose by the profiles.
     #[default]
     Auto,
@@ -145,7 +145,7 @@ impl Comparison {
     ///
     /// # Errors
     /// Why they cannot be compared.
-    pub fn of(stacks: &Stacks, wish: Wish) -> Result<Comparison, Incomparable> {
+    pub fn of(stacks: &Stacks, choice: MeasureChoice) -> Result<Comparison, Incomparable> {
         let [base, new] = stacks.runs() else {
             return Err(Incomparable::NotTwo(stacks.runs().len()));
         };
@@ -165,7 +165,7 @@ impl Comparison {
         let unit = base.about.unit.clone();
         let (base, new) = (Side::of(base), Side::of(new));
         let launched = stacks.runs().iter().all(|run| run.about.launched == Some(true));
-        let (measure, why) = measure(wish, &base, &new, launched)?;
+        let (measure, why) = measure(choice, &base, &new, launched)?;
         let pair = |counts: &[u64]| Pair {
             base: counts.first().copied().unwrap_or(0),
             new: counts.get(1).copied().unwrap_or(0),
@@ -253,27 +253,27 @@ pub fn equally_long(one: f64, other: f64) -> bool {
 }
 
 fn measure(
-    wish: Wish,
+    choice: MeasureChoice,
     base: &Side,
     new: &Side,
     launched: bool,
 ) -> Result<(Measure, &'static str), Incomparable> {
     let rates = (base.period_s, new.period_s);
-    match (wish, rates) {
-        (Wish::Share, _) => return Ok((Measure::Share, "as requested")),
-        (Wish::Absolute, (Some(_), Some(_))) => return Ok((Measure::Seconds, "as requested")),
-        (Wish::Absolute, (None, None)) => {
+    match (choice, rates) {
+        (MeasureChoice::Share, _) => return Ok((Measure::Share, "as requested")),
+        (MeasureChoice::Absolute, (Some(_), Some(_))) => return Ok((Measure::Seconds, "as requested")),
+        (MeasureChoice::Absolute, (None, None)) => {
             return Ok((Measure::Samples, "as requested; the files have no sampling rates, taken for equal"));
         }
-        (Wish::Absolute, _) => {
+        (MeasureChoice::Absolute, _) => {
             let without = if base.period_s.is_none() { base } else { new };
             return Err(Incomparable::RateUnknown(without.source.clone()));
         }
-        (Wish::Auto, (Some(_), Some(_))) => {}
-        (Wish::Auto, (None, None)) if base.sampled_every.and(new.sampled_every).is_some() => {
+        (MeasureChoice::Auto, (Some(_), Some(_))) => {}
+        (MeasureChoice::Auto, (None, None)) if base.sampled_every.and(new.sampled_every).is_some() => {
             return Ok((Measure::Samples, "both are heap profiles"));
         }
-        (Wish::Auto, _) => return Ok((Measure::Share, "the files have no duration")),
+        (MeasureChoice::Auto, _) => return Ok((Measure::Share, "the files have no duration")),
     }
     if base.lost.apart(&new.lost) > LOST_MAX {
         return Ok((Measure::Share, "the recordings lost different parts of their time"));
@@ -297,13 +297,13 @@ mod tests {
     use super::*;
     use crate::profile::About;
 
-    fn compare(base: About, new: About, wish: Wish) -> Result<Comparison, Incomparable> {
+    fn compare(base: About, new: About, choice: MeasureChoice) -> Result<Comparison, Incomparable> {
         let mut stacks = Stacks::new(Matching::default());
         let base = saved(base, "work", &[("main;a", 60), ("main;b", 40)]);
         let new = saved(new, "work", &[("main;a", 60), ("main;b", 100), ("main;c", 40)]);
         stacks.add("base", &base, None).expect("fits");
         stacks.add("new", &new, None).expect("fits");
-        Comparison::of(&stacks, wish)
+        Comparison::of(&stacks, choice)
     }
 
     fn recording(hz: u32, launched: bool, seconds: u64) -> About {
@@ -329,27 +329,30 @@ mod tests {
             (recording(100, false, 3), recording(100, false, 9), Measure::Share),
             (recording(100, true, 3), unrated(), Measure::Share),
         ] {
-            assert_eq!(compare(base, new, Wish::Auto).expect("both have samples").measure, measure);
+            assert_eq!(compare(base, new, MeasureChoice::Auto).expect("both have samples").measure, measure);
         }
-        let absolute = compare(unrated(), unrated(), Wish::Absolute).expect("both have samples");
+        let absolute = compare(unrated(), unrated(), MeasureChoice::Absolute).expect("both have samples");
         assert_eq!(absolute.measure, Measure::Samples);
-        let why = compare(unrated(), recording(9, true, 3), Wish::Absolute).expect_err("one rate");
+        let why = compare(unrated(), recording(9, true, 3), MeasureChoice::Absolute).expect_err("one rate");
         assert!(why.to_string().starts_with("base has no sampling rate"), "{why}");
         let bytes = About { unit: "bytes".into(), ..About::default() };
-        assert!(compare(bytes, unrated(), Wish::Auto).is_err());
+        assert!(compare(bytes, unrated(), MeasureChoice::Auto).is_err());
     }
 
     #[test]
     fn rows_are_sorted_by_change_in_the_chosen_measure() {
-        let shares = compare(About::default(), About::default(), Wish::Share).expect("both have samples");
+        let shares =
+            compare(About::default(), About::default(), MeasureChoice::Share).expect("both have samples");
         // a: 60 % to 30 %, c: 0 to 20 %, b: 40 % to 50 %.
         assert_eq!(names(&shares), ["a", "c", "b", "main"]);
-        let samples = compare(About::default(), About::default(), Wish::Absolute).expect("both have samples");
+        let samples =
+            compare(About::default(), About::default(), MeasureChoice::Absolute).expect("both have samples");
         assert_eq!(names(&samples), ["b", "c", "main", "a"]);
         assert_eq!((shares.base_factor(), samples.base_factor()), (2.0, 1.0));
         assert!(shares.is_counting_noise(Pair { base: 40, new: 100 }), "80 or 100, give or take 16");
         assert!(!shares.is_counting_noise(Pair { base: 0, new: 40 }));
-        let rates = compare(recording(100, true, 1), recording(200, true, 1), Wish::Auto).expect("rates");
+        let rates =
+            compare(recording(100, true, 1), recording(200, true, 1), MeasureChoice::Auto).expect("rates");
         assert_eq!(rates.base_factor(), 2.0);
         assert_eq!(rates.values(Pair { base: 60, new: 60 }), (0.6, 0.3));
     }
@@ -367,11 +370,11 @@ mod tests {
             (67, 134, Measure::Seconds),
             (10, 0, Measure::Seconds),
         ] {
-            let compared = compare(lost(base), lost(new), Wish::Auto).expect("both have samples");
+            let compared = compare(lost(base), lost(new), MeasureChoice::Auto).expect("both have samples");
             assert_eq!(compared.measure, measure, "{base} and {new}: {}", compared.why);
             assert_eq!(measure == Measure::Share, compared.why.contains("lost"), "{}", compared.why);
         }
-        let asked = compare(lost(67), lost(0), Wish::Absolute).expect("both have samples");
+        let asked = compare(lost(67), lost(0), MeasureChoice::Absolute).expect("both have samples");
         assert_eq!((asked.measure, asked.why), (Measure::Seconds, "as requested"));
     }
 
@@ -380,7 +383,7 @@ mod tests {
         let mut stacks = Stacks::new(Matching::default());
         stacks.add("a", &saved(About::default(), "work", &[("main", 1)]), None).expect("fits");
         stacks.add("b", &saved(About::default(), "work", &[]), None).expect("fits");
-        let why = Comparison::of(&stacks, Wish::Auto).expect_err("empty");
+        let why = Comparison::of(&stacks, MeasureChoice::Auto).expect_err("empty");
         assert_eq!(why.to_string(), "b has no samples; record for longer");
     }
 
@@ -394,7 +397,7 @@ mod tests {
         };
         let compared = |every| {
             let of = || heap(every, "inuse_space");
-            compare(of(), of(), Wish::Auto).expect("alike")
+            compare(of(), of(), MeasureChoice::Auto).expect("alike")
         };
         let coarse = compared(10);
         assert_eq!(
@@ -404,7 +407,8 @@ mod tests {
         // Six samples and ten.
         assert!(coarse.is_counting_noise(Pair { base: 60, new: 100 }));
         assert!(!compared(1).is_counting_noise(Pair { base: 60, new: 61 }));
-        let why = compare(heap(1, "inuse_space"), heap(1, "alloc_space"), Wish::Auto).expect_err("refused");
+        let why = compare(heap(1, "inuse_space"), heap(1, "alloc_space"), MeasureChoice::Auto)
+            .expect_err("refused");
         assert!(why.to_string().contains("inuse_space") && why.to_string().contains("alloc_space"), "{why}");
     }
 }

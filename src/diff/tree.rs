@@ -71,7 +71,7 @@ pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::compare::Wish;
+    use super::super::compare::MeasureChoice;
     use super::super::stacks::Matching;
     use super::super::stacks::tests::saved;
     use super::*;
@@ -84,15 +84,15 @@ mod tests {
         let new = saved(About::default(), "work", &[("main;b", 10), ("main;a", 10)]);
         stacks.add("base", &base, None).expect("fits");
         stacks.add("new", &new, None).expect("fits");
-        let rows = |wish| -> Vec<(u32, &str, u64, u64)> {
-            let comparison = Comparison::of(&stacks, wish).expect("both have samples");
+        let rows = |choice| -> Vec<(u32, &str, u64, u64)> {
+            let comparison = Comparison::of(&stacks, choice).expect("both have samples");
             nodes(&stacks, &comparison)
                 .iter()
                 .map(|node| (node.depth, node.name, node.base, node.new))
                 .collect()
         };
         assert_eq!(
-            rows(Wish::Absolute),
+            rows(MeasureChoice::Absolute),
             [
                 (0, "work", 10, 20),
                 (1, "main", 10, 20),
@@ -102,6 +102,6 @@ mod tests {
                 (2, "gone", 6, 0)
             ]
         );
-        assert_eq!(rows(Wish::Share)[1], (1, "main", 10, 20), "the picture takes the shares");
+        assert_eq!(rows(MeasureChoice::Share)[1], (1, "main", 10, 20), "the picture takes the shares");
     }
 }

@@ -10,7 +10,7 @@ use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report
 use super::time_range::{once, range};
 use super::values::{Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
-use crate::diff::compare::Wish;
+use crate::diff::compare::MeasureChoice;
 use crate::diff::stacks::Matching;
 use crate::error::Result;
 use crate::flamegraph::Colors;
@@ -113,7 +113,7 @@ pub struct Diff {
     /// `new` is `base`.
     pub parts: Option<[(Range<u64>, String); 2]>,
     /// The compared quantity.
-    pub wish: Wish,
+    pub measure: MeasureChoice,
     /// How functions are matched.
     pub matching: Matching,
     /// Reports to write.
@@ -178,11 +178,11 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
     if base == new && base == "-" && parts.is_none() {
         return Err(usage("standard input can be read only once; give one -"));
     }
-    let wish = match (flags.absolute, flags.share) {
+    let measure = match (flags.absolute, flags.share) {
         (true, true) => return Err(usage("--absolute and --share exclude each other; leave one out")),
-        (true, false) => Wish::Absolute,
-        (false, true) => Wish::Share,
-        (false, false) => Wish::Auto,
+        (true, false) => MeasureChoice::Absolute,
+        (false, true) => MeasureChoice::Share,
+        (false, false) => MeasureChoice::Auto,
     };
     let forms = [
         ReportFormat::Svg,
@@ -199,7 +199,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
         parts,
         strict: flags.strict,
         value_type: flags.value_type,
-        wish,
+        measure,
         matching: flags.matching.matching(!flags.no_inline, flags.idle),
         outputs,
         top: top(flags.top.as_deref())?,
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(base, (0..5_000_000_000, "0s..5s".to_owned()));
         assert_eq!(new, (5_000_000_000..u64::MAX, "5s..".to_owned()));
         let Ok(Command::Diff(diff)) = parsed(line) else { panic!("no diff: {line}") };
-        assert_eq!((diff.wish, diff.top, diff.min_width_percent), (Wish::Share, 3, 2.0));
+        assert_eq!((diff.measure, diff.top, diff.min_width_percent), (MeasureChoice::Share, 3, 2.0));
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl Scaled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diff::compare::Wish;
+    use crate::diff::compare::MeasureChoice;
     use crate::diff::stacks::Matching;
     use crate::profile::formats::folded_read;
 
@@ -151,7 +151,7 @@ mod tests {
         let mut stacks = Stacks::new(Matching::default());
         stacks.add("base", &side(0), None).expect("fits");
         stacks.add("new", &side(1), None).expect("fits");
-        let comparison = Comparison::of(&stacks, Wish::Absolute).expect("comparable");
+        let comparison = Comparison::of(&stacks, MeasureChoice::Absolute).expect("comparable");
         let mut out = Vec::new();
         write(&stacks, &comparison, &mut out).expect("a Vec takes everything");
         let text = String::from_utf8(out).expect("UTF-8");
@@ -175,7 +175,7 @@ mod tests {
             let mut stacks = Stacks::new(Matching::default());
             stacks.add("base", &side(base_stacks), None).expect("fits");
             stacks.add("new", &side(new_stacks), None).expect("fits");
-            let comparison = Comparison::of(&stacks, Wish::Share).expect("comparable");
+            let comparison = Comparison::of(&stacks, MeasureChoice::Share).expect("comparable");
             let mut out = Vec::new();
             write(&stacks, &comparison, &mut out).expect("a Vec takes everything");
             let text = String::from_utf8(out).expect("UTF-8");

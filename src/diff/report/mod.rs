@@ -160,7 +160,7 @@ fn changed(comparison: &Comparison, top: usize) -> (Vec<&super::compare::Row>, u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diff::compare::Wish;
+    use crate::diff::compare::MeasureChoice;
     use crate::diff::stacks::tests::saved;
     use crate::diff::stacks::{Matching, Stacks};
     use crate::profile::About;
@@ -178,7 +178,7 @@ mod tests {
             };
             stacks.add(name, &saved(about, "work", &[("main", 100)]), None).expect("fits");
         }
-        Comparison::of(&stacks, Wish::Auto).expect("both have samples")
+        Comparison::of(&stacks, MeasureChoice::Auto).expect("both have samples")
     }
 
     #[test]
