@@ -40,7 +40,7 @@ pub use record::{
 use source::several;
 pub use source::{FindProcess, Source, Stub};
 pub use values::{Naming, Verbosity};
-use values::{Split, split, usage};
+use values::{Parsed, parse_flags, usage};
 
 /// Reserved names of commands that are not implemented.
 const LATER: [&str; 2] = ["annotate", "top"];
@@ -121,9 +121,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         later if LATER.contains(&later) => return Err(not_yet(later)),
         _ => {}
     }
-    let flags: RecordFlags = match split("stackprof", &words)? {
-        Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Command::Print(text)),
+    let flags: RecordFlags = match parse_flags("stackprof", &words)? {
+        Parsed::Flags(flags) => flags,
+        Parsed::Print(text) => return Ok(Command::Print(text)),
     };
     if !flags.stray.is_empty() {
         return Err(stray_words(&flags.stray));
@@ -133,11 +133,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
     Ok(Command::Record(record::recording(source, launch, &flags.scope, flags.recording)?))
 }
 
-impl<F> Split<F> {
+impl<F> Parsed<F> {
     fn into_command(self, of: impl FnOnce(F) -> Command) -> Command {
         match self {
-            Split::Flags(flags) => of(flags),
-            Split::Print(text) => Command::Print(text),
+            Parsed::Flags(flags) => of(flags),
+            Parsed::Print(text) => Command::Print(text),
         }
     }
 }
@@ -155,9 +155,9 @@ fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
 }
 
 fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
-    let flags: DemoFlags = match split("stackprof demo", words)? {
-        Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Command::Print(text)),
+    let flags: DemoFlags = match parse_flags("stackprof demo", words)? {
+        Parsed::Flags(flags) => flags,
+        Parsed::Print(text) => return Ok(Command::Print(text)),
     };
     if let Some(word) = flags.stray.first().or_else(|| launch.as_ref()?.first()) {
         return Err(usage(format!("demo profiles its own workload; `{}` is too much", word.display())));

@@ -8,7 +8,7 @@ use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
 use super::time_range::{once, range};
-use super::values::{Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
+use super::values::{Parsed, Verbosity, colors, min_width_percent, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::MeasureChoice;
 use crate::diff::stacks::Matching;
@@ -142,11 +142,11 @@ pub struct Diff {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Diff>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Diff>> {
     const FORM: &str = "stackprof diff BASE NEW [-o FILE]";
-    let mut flags: DiffFlags = match split("stackprof diff", words)? {
-        Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Split::Print(text)),
+    let mut flags: DiffFlags = match parse_flags("stackprof diff", words)? {
+        Parsed::Flags(flags) => flags,
+        Parsed::Print(text) => return Ok(Parsed::Print(text)),
     };
     // After `--`, every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
@@ -193,7 +193,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
     ];
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
-    Ok(Split::Flags(Diff {
+    Ok(Parsed::Flags(Diff {
         base: base.into(),
         new: new.into(),
         parts,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::record::depth;
 use super::source::{FindProcess, Source, source, unwind};
-use super::values::{Naming, Split, Verbosity, split, usage, verbosity};
+use super::values::{Naming, Parsed, Verbosity, parse_flags, usage, verbosity};
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;
 use crate::walk::UnwindMethod;
@@ -69,10 +69,10 @@ pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,
     find: FindProcess<'_>,
-) -> Result<Split<DumpCommand>> {
-    let flags: DumpFlags = match split("stackprof dump", words)? {
-        Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Split::Print(text)),
+) -> Result<Parsed<DumpCommand>> {
+    let flags: DumpFlags = match parse_flags("stackprof dump", words)? {
+        Parsed::Flags(flags) => flags,
+        Parsed::Print(text) => return Ok(Parsed::Print(text)),
     };
     const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
     let what = match flags.what.first().map(|word| word.to_string_lossy()).as_deref() {
@@ -84,7 +84,7 @@ pub(super) fn parse(
         None => return Err(usage(format!("say what to dump: {FORM}"))),
     };
     if let (Listing::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
-        return Ok(Split::Flags(DumpCommand::Addresses(Addresses {
+        return Ok(Parsed::Flags(DumpCommand::Addresses(Addresses {
             file: file.into(),
             list: list.clone(),
             naming: Naming::from(&flags.naming),
@@ -105,7 +105,7 @@ pub(super) fn parse(
         return Err(usage("dump shows one process; give one --pid"));
     }
     let source = source(&flags.source, None, find)?;
-    Ok(Split::Flags(DumpCommand::Process(Dump {
+    Ok(Parsed::Flags(DumpCommand::Process(Dump {
         what,
         max_depth: depth(flags.max_depth.as_deref(), DUMP_DEPTH_MAX)?,
         unwind: unwind(flags.unwind.as_deref(), &source)?,

@@ -7,7 +7,7 @@ use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
 use super::output::{Destination, check_distinct};
-use super::values::{Split, Verbosity, number, split, usage, verbosity};
+use super::values::{Parsed, Verbosity, number, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::diff::stacks::Matching;
 use crate::error::Result;
@@ -150,11 +150,11 @@ pub struct Gate {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Gate>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Gate>> {
     const FORM: &str = "stackprof gate --base FILE... --new FILE...";
-    let flags: GateFlags = match split("stackprof gate", words)? {
-        Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Split::Print(text)),
+    let flags: GateFlags = match parse_flags("stackprof gate", words)? {
+        Parsed::Flags(flags) => flags,
+        Parsed::Print(text) => return Ok(Parsed::Print(text)),
     };
     if let Some(word) = flags.stray.first().or_else(|| launch?.first()) {
         return Err(usage(format!("say whether `{}` is of --base or of --new: {FORM}", word.display())));
@@ -211,7 +211,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
             .as_deref()
             .map_or(Ok(default.seed), |seed| number("--seed", seed, "a whole number", |_: u64| true))?,
     };
-    Ok(Split::Flags(Gate {
+    Ok(Parsed::Flags(Gate {
         base: flags.base,
         new: flags.new,
         update_baseline: flags.update_baseline,

@@ -8,7 +8,7 @@ use super::heap_request::Heap;
 use super::record::{self, RecordOptions, seconds, size};
 use super::render::Patterns;
 use super::source::{self, FindProcess, Source};
-use super::values::{Split, bad, number, split, usage};
+use super::values::{Parsed, bad, number, parse_flags, usage};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, SourceFlags, TEMPLATE};
 use crate::error::Result;
 use crate::heap::{Moment, ValueKind};
@@ -125,11 +125,11 @@ pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,
     find: FindProcess<'_>,
-) -> Result<Split<RecordOptions>> {
+) -> Result<Parsed<RecordOptions>> {
     const FORM: &str = "stackprof heap [OPTIONS] -- COMMAND";
-    let flags: HeapFlags = match split("stackprof heap", words)? {
-        Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Split::Print(text)),
+    let flags: HeapFlags = match parse_flags("stackprof heap", words)? {
+        Parsed::Flags(flags) => flags,
+        Parsed::Print(text) => return Ok(Parsed::Print(text)),
     };
     if let Some(word) = flags.stray.first() {
         return Err(usage(format!("`{}`: put the command after --: {FORM}", word.display())));
@@ -148,7 +148,7 @@ pub(super) fn parse(
     let launch = record::launch_options(&source, flags.launch)?;
     let scope = ScopeFlags { per_process: flags.per_process, ..ScopeFlags::default() };
     let recording = record::recording(source, launch, &scope, flags.recording)?;
-    Ok(Split::Flags(RecordOptions { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
+    Ok(Parsed::Flags(RecordOptions { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
 }
 
 /// Refuses options that do not apply to the source.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use super::values::{Split, Verbosity, split, usage, verbosity};
+use super::values::{Parsed, Verbosity, parse_flags, usage, verbosity};
 use super::viewer::{Opening, opening};
 use crate::cli::flags::{CommonFlags, TEMPLATE, ViewerFlags};
 use crate::error::Result;
@@ -69,11 +69,11 @@ pub struct Open {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Open>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Open>> {
     const FORM: &str = "stackprof open PROFILE";
-    let mut flags: OpenFlags = match split("stackprof open", words)? {
-        Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Split::Print(text)),
+    let mut flags: OpenFlags = match parse_flags("stackprof open", words)? {
+        Parsed::Flags(flags) => flags,
+        Parsed::Print(text) => return Ok(Parsed::Print(text)),
     };
     flags.profile.extend(launch.unwrap_or_default().iter().cloned());
     let profile = match flags.profile.as_slice() {
@@ -89,7 +89,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
             )));
         }
     };
-    Ok(Split::Flags(Open {
+    Ok(Parsed::Flags(Open {
         profile,
         opening: opening(&flags.viewer)?,
         strict: flags.strict,

@@ -46,17 +46,20 @@ impl From<&NamingFlags> for Naming {
     }
 }
 
-pub(super) enum Split<F> {
+/// A parsed command line.
+pub(super) enum Parsed<F> {
+    /// Its options.
     Flags(F),
+    /// Text to print instead: help or version.
     Print(String),
 }
 
-pub(super) fn split<F: Parser>(command: &str, words: &[OsString]) -> Result<Split<F>> {
+pub(super) fn parse_flags<F: Parser>(command: &str, words: &[OsString]) -> Result<Parsed<F>> {
     match F::try_parse_from(std::iter::once(OsStr::new(command)).chain(words.iter().map(AsRef::as_ref))) {
-        Ok(flags) => Ok(Split::Flags(flags)),
+        Ok(flags) => Ok(Parsed::Flags(flags)),
         Err(error) => match error.kind() {
             clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion => {
-                Ok(Split::Print(error.render().to_string()))
+                Ok(Parsed::Print(error.render().to_string()))
             }
             _ => Err(usage_error(&error, command)),
         },
