@@ -8,7 +8,7 @@ use super::heap_request::Heap;
 use super::record::{self, RecordOptions, seconds, size};
 use super::render::Patterns;
 use super::source::{self, FindProcess, Source};
-use super::values::{Parsed, bad, number, parse_flags, usage};
+use super::values::{Parsed, invalid_value, number, parse_flags, usage};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, SourceFlags, TEMPLATE};
 use crate::error::Result;
 use crate::heap::{Moment, ValueKind};
@@ -202,7 +202,7 @@ fn request(flags: &HeapFlags, is_stub: bool) -> Result<Heap> {
         shown: match &flags.value_type {
             Some(name) => ValueKind::from_name(name).ok_or_else(|| {
                 let names = ValueKind::ALL.map(ValueKind::name).join(", ");
-                bad("--type", name.as_ref(), &format!("one of {names}"))
+                invalid_value("--type", name.as_ref(), &format!("one of {names}"))
             })?,
             None => ValueKind::InuseSpace,
         },

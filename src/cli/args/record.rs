@@ -9,7 +9,9 @@ use std::time::Duration;
 use super::heap_request::Heap;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::source::{Source, unwind};
-use super::values::{Naming, Verbosity, bad, colors, min_width_percent, number, percent, verbosity};
+use super::values::{
+    Naming, Verbosity, colors, invalid_value, min_width_percent, number, percent, verbosity,
+};
 use super::viewer::{Opening, opening};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, ViewerFlags};
 use crate::cli::format::Format;
@@ -266,7 +268,7 @@ fn method(text: Option<&OsStr>) -> Result<SamplingMethod> {
         None | Some((_, Some("auto"))) => SamplingMethod::Auto,
         Some((_, Some("perf"))) => SamplingMethod::Perf,
         Some((_, Some("ptrace"))) => SamplingMethod::Ptrace,
-        Some((other, _)) => return Err(bad("--source", other, "auto, perf or ptrace")),
+        Some((other, _)) => return Err(invalid_value("--source", other, "auto, perf or ptrace")),
     })
 }
 
@@ -296,12 +298,12 @@ pub(super) fn depth(text: Option<&OsStr>, most: usize) -> Result<usize> {
 fn timeline_memory(text: &OsStr) -> Result<usize> {
     let expected = "a whole number from 64K to 64G, such as 64M or, for 1.5M, 1536K";
     let bytes = size("--timeline-memory", text, expected, 64 << 10..=64 << 30)?;
-    usize::try_from(bytes).map_err(|_| bad("--timeline-memory", text, expected))
+    usize::try_from(bytes).map_err(|_| invalid_value("--timeline-memory", text, expected))
 }
 
 /// Bytes: a whole number with an optional suffix K, M or G (powers of 1024).
 pub(super) fn size(option: &str, text: &OsStr, expected: &str, allowed: RangeInclusive<u64>) -> Result<u64> {
-    let refused = || bad(option, text, expected);
+    let refused = || invalid_value(option, text, expected);
     let written = text.to_str().ok_or_else(refused)?;
     let digits = written.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit_bits = match &written[digits.len()..] {
@@ -323,7 +325,7 @@ fn duration(text: &OsStr) -> Result<Duration> {
 pub(super) fn seconds(option: &str, text: &OsStr) -> Result<Duration> {
     let expected = "seconds, more than 0 (10 or 0.5)";
     let seconds = number(option, text, expected, |s: f64| s > 0.0 && s <= DURATION_MAX_S)?;
-    let duration = Duration::try_from_secs_f64(seconds).map_err(|_| bad(option, text, expected))?;
+    let duration = Duration::try_from_secs_f64(seconds).map_err(|_| invalid_value(option, text, expected))?;
     // Less than a nanosecond.
-    if duration.is_zero() { Err(bad(option, text, expected)) } else { Ok(duration) }
+    if duration.is_zero() { Err(invalid_value(option, text, expected)) } else { Ok(duration) }
 }

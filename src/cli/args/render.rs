@@ -9,7 +9,9 @@ use regex_lite::Regex;
 
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::time_range::{once, time_range};
-use super::values::{Parsed, Verbosity, bad, colors, min_width_percent, parse_flags, usage, verbosity};
+use super::values::{
+    Parsed, Verbosity, colors, invalid_value, min_width_percent, parse_flags, usage, verbosity,
+};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
 use crate::error::Result;
@@ -227,9 +229,9 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         let count = rows.as_ref().map(|rows| rows.to_str().and_then(|rows| rows.parse::<usize>().ok()));
         top = Some(count.flatten().unwrap_or(TOP_DEFAULT));
         match count {
-            Some(Some(0)) => return Err(bad("--top", OsStr::new("0"), TOP_EXPECTED)),
+            Some(Some(0)) => return Err(invalid_value("--top", OsStr::new("0"), TOP_EXPECTED)),
             Some(None) if is_number(rows.as_deref()) => {
-                return Err(bad("--top", rows.as_deref().unwrap_or_default(), TOP_EXPECTED));
+                return Err(invalid_value("--top", rows.as_deref().unwrap_or_default(), TOP_EXPECTED));
             }
             // `render --top FILE`: the word is a profile.
             Some(None) => flags.profiles.extend(rows.as_ref().cloned()),
@@ -354,7 +356,7 @@ mod tests {
             "--from `-o`: expected a time since the recording began, such as 2.5s, 300ms or 1m"
         );
         assert_eq!(refused("render a -o - --to 1s --to 2s"), "--to is given twice, `1s` and `2s`; give one");
-        let bad = refused("render a -o - --root (");
-        assert!(bad.starts_with("--root `(`: expected a regular expression: "), "{bad}");
+        let error = refused("render a -o - --root (");
+        assert!(error.starts_with("--root `(`: expected a regular expression: "), "{error}");
     }
 }

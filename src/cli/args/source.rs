@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use super::process::ProcessArguments;
-use super::values::{bad, number, usage};
+use super::values::{invalid_value, number, usage};
 use crate::cli::flags::{SeveralFlags, SourceFlags};
 use crate::cli::system;
 use crate::error::Result;
@@ -132,7 +132,9 @@ pub(super) fn source(
     }
     if let Some(target) = &flags.target {
         let seed = target.to_str().and_then(|target| target.strip_prefix("sim:")?.parse().ok());
-        return seed.map(|seed| Source::Sim { seed }).ok_or_else(|| bad("--target", target, "sim:SEED"));
+        return seed
+            .map(|seed| Source::Sim { seed })
+            .ok_or_else(|| invalid_value("--target", target, "sim:SEED"));
     }
     Err(usage(format!("say what to profile: {EXAMPLES} (try 'stackprof --help')")))
 }
@@ -147,7 +149,8 @@ pub(super) fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsStri
         return Err(usage(format!("{why}: --gdb '|{}'", command.join(" "))));
     }
     let expected = "HOST:PORT, or '|COMMAND' for a stub on its standard input and output";
-    let parsed = place.to_str().and_then(StubAddress::parse).ok_or_else(|| bad("--gdb", place, expected))?;
+    let parsed =
+        place.to_str().and_then(StubAddress::parse).ok_or_else(|| invalid_value("--gdb", place, expected))?;
     Ok(Source::Gdb(Stub { place: parsed, exec: flags.exec.clone() }))
 }
 
@@ -155,9 +158,9 @@ pub(super) fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsStri
 pub(super) fn unwind(text: Option<&OsStr>, of: &Source) -> Result<UnwindMethod> {
     let Some(text) = text else { return Ok(UnwindMethod::Auto) };
     let named = UnwindMethod::ALL.iter().find(|(_, name)| text.to_str() == Some(*name));
-    let how = named
-        .map(|(how, _)| *how)
-        .ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))?;
+    let how = named.map(|(how, _)| *how).ok_or_else(|| {
+        invalid_value("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan")
+    })?;
     // Elsewhere, Arm processors are reached only through stubs.
     if how.is_of_arm() && !system::RUNS_ARM && !matches!(of, Source::Gdb(_)) {
         let text = text.display();

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 
-use super::values::{bad, usage};
+use super::values::{invalid_value, usage};
 use crate::error::Result;
 
 /// Nanoseconds since the recording began; `None` if neither end is given.
@@ -48,7 +48,7 @@ pub(super) fn once<'a>(option: &str, given: &'a [OsString]) -> Result<Option<&'a
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
 pub(super) fn range(option: &str, text: &OsStr) -> Result<Range<u64>> {
-    let refused = || bad(option, text, "two times since the recording began, such as 2.5s..4s");
+    let refused = || invalid_value(option, text, "two times since the recording began, such as 2.5s..4s");
     let (from, to) = text.to_str().and_then(|text| text.split_once("..")).ok_or_else(refused)?;
     // `0s...5s` would be `0s..` and `.5s`, which nobody means.
     if to.starts_with('.') {
@@ -67,7 +67,7 @@ pub(super) fn range(option: &str, text: &OsStr) -> Result<Range<u64>> {
 
 fn time(option: &str, text: &OsStr) -> Result<u64> {
     let expected = "a time since the recording began, such as 2.5s, 300ms or 1m";
-    let refused = || bad(option, text, expected);
+    let refused = || invalid_value(option, text, expected);
     let written = text.to_str().ok_or_else(refused)?;
     let number = written.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit_ns = match &written[number.len()..] {

@@ -70,7 +70,7 @@ pub(super) fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
 
-pub(super) fn bad(option: &str, value: &OsStr, expected: &str) -> Error {
+pub(super) fn invalid_value(option: &str, value: &OsStr, expected: &str) -> Error {
     usage(format!("{option} `{}`: expected {expected}", value.display()))
 }
 
@@ -86,7 +86,7 @@ pub(super) fn number<N: std::str::FromStr + Copy>(
         .filter(|text| !text.starts_with('+'))
         .and_then(|text| text.parse().ok())
         .filter(|number| allowed(*number))
-        .ok_or_else(|| bad(option, text, expected))
+        .ok_or_else(|| invalid_value(option, text, expected))
 }
 
 /// A percentage, `5` or `5%`, as 5.
@@ -100,7 +100,7 @@ pub(super) fn percent(
         text.to_str().and_then(|text| text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok());
     number
         .filter(|percent| percent.is_finite() && allowed(*percent))
-        .ok_or_else(|| bad(option, text, expected))
+        .ok_or_else(|| invalid_value(option, text, expected))
 }
 
 /// Frames of a flame graph narrower than this percentage are left out.
@@ -115,7 +115,7 @@ pub(super) fn min_width_percent(flag: Option<&OsStr>) -> Result<f64> {
 pub(super) fn colors(text: &OsStr) -> Result<Colors> {
     text.to_str()
         .and_then(Colors::from_name)
-        .ok_or_else(|| bad("--colors", text, &format!("one of {}", Colors::NAMES.join(", "))))
+        .ok_or_else(|| invalid_value("--colors", text, &format!("one of {}", Colors::NAMES.join(", "))))
 }
 
 pub(super) fn verbosity(flags: &CommonFlags) -> Result<Verbosity> {

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use super::values::{bad, number};
+use super::values::{invalid_value, number};
 use crate::cli::flags::ViewerFlags;
 use crate::error::Result;
 
@@ -65,7 +65,7 @@ fn viewer(text: &OsStr) -> Result<Viewer> {
         Some(address) if origin(address).is_some() => {
             Ok(Viewer::Hosted(address.trim_end_matches('/').to_owned()))
         }
-        _ => Err(bad("--viewer", text, expected)),
+        _ => Err(invalid_value("--viewer", text, expected)),
     }
 }
 
