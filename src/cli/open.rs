@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::args::Verbosity;
 use super::args::open::Open;
-use super::args::viewer::{Opening, Viewer, origin};
+use super::args::viewer::{Viewer, ViewerOptions, origin};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};
@@ -37,7 +37,7 @@ pub fn run(open: &Open) -> Result<()> {
         let why = format!("{name}: the profile has no samples; record for longer, or with --idle");
         return Err(Error::new(ErrorKind::NoData, why));
     }
-    show(saved, &name, None, None, &open.opening, open.verbosity)
+    show(saved, &name, None, None, &open.viewer_options, open.verbosity)
 }
 
 /// Serves a profile until viewers stop requesting it. `source`: how its stacks were sampled; `code`: embeds source
@@ -50,12 +50,12 @@ pub(super) fn show(
     title: &str,
     source: Option<&str>,
     code: Option<&EmbeddedCode>,
-    opening: &Opening,
+    viewer_options: &ViewerOptions,
     verbosity: Verbosity,
 ) -> Result<()> {
     // From here on, only messages and the page are written.
     system::restrict_to_naming(&OutputFiles::new());
-    let viewer = opening.viewer.clone().unwrap_or_else(|| {
+    let viewer = viewer_options.viewer.clone().unwrap_or_else(|| {
         if loopback::has_route() {
             return Viewer::Firefox;
         }
@@ -63,10 +63,10 @@ pub(super) fn show(
         Viewer::Html
     });
     match viewer {
-        Viewer::Html => page(&saved, title, source, code, opening, verbosity),
-        Viewer::Firefox => serve(saved, FIREFOX, opening, verbosity),
-        Viewer::Speedscope => serve(saved, SPEEDSCOPE, opening, verbosity),
-        Viewer::Hosted(address) => serve(saved, &address, opening, verbosity),
+        Viewer::Html => page(&saved, title, source, code, viewer_options, verbosity),
+        Viewer::Firefox => serve(saved, FIREFOX, viewer_options, verbosity),
+        Viewer::Speedscope => serve(saved, SPEEDSCOPE, viewer_options, verbosity),
+        Viewer::Hosted(address) => serve(saved, &address, viewer_options, verbosity),
     }
 }
 
@@ -76,7 +76,7 @@ fn page(
     title: &str,
     source: Option<&str>,
     code: Option<&EmbeddedCode>,
-    opening: &Opening,
+    viewer_options: &ViewerOptions,
     verbosity: Verbosity,
 ) -> Result<()> {
     let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
@@ -91,16 +91,16 @@ fn page(
     };
     page.write(&mut text).map_err(failed)?;
     let path = private_file::write("profile.html", &text).map_err(failed)?;
-    print_address(&path.display().to_string(), opening, verbosity);
-    if opening.browser {
+    print_address(&path.display().to_string(), viewer_options, verbosity);
+    if viewer_options.browser {
         start_browser(path.as_os_str(), false);
     }
     Ok(())
 }
 
 /// Prints the opened address; if no browser is started, also with `--quiet`.
-fn print_address(address: &str, opening: &Opening, verbosity: Verbosity) {
-    if verbosity != Verbosity::Quiet || !opening.browser {
+fn print_address(address: &str, viewer_options: &ViewerOptions, verbosity: Verbosity) {
+    if verbosity != Verbosity::Quiet || !viewer_options.browser {
         messages::result(&format!("{address}\n"));
     }
 }
@@ -112,7 +112,12 @@ fn start_browser(what: &OsStr, is_address: bool) {
     }
 }
 
-fn serve(saved: SavedProfile, viewer: &str, opening: &Opening, verbosity: Verbosity) -> Result<()> {
+fn serve(
+    saved: SavedProfile,
+    viewer: &str,
+    viewer_options: &ViewerOptions,
+    verbosity: Verbosity,
+) -> Result<()> {
     let failed = |error: std::io::Error| {
         let why = format!("cannot serve the profile: {}; --viewer html needs no server", io_text(&error));
         Error::new(ErrorKind::System, why).caused_by(error)
@@ -130,8 +135,8 @@ fn serve(saved: SavedProfile, viewer: &str, opening: &Opening, verbosity: Verbos
     let address = address(viewer, &base);
     let origin = origin(viewer).unwrap_or_default();
     let server = ProfileServer::new(token, listener.port(), origin, symbols);
-    print_address(&address, opening, verbosity);
-    if opening.browser {
+    print_address(&address, viewer_options, verbosity);
+    if viewer_options.browser {
         start_browser(OsStr::new(&address), true);
     }
     if verbosity != Verbosity::Quiet {
@@ -139,7 +144,7 @@ fn serve(saved: SavedProfile, viewer: &str, opening: &Opening, verbosity: Verbos
     }
     let answer =
         move |connection: &mut Connection, activity: &Activity| answer(&server, connection, activity);
-    listener.serve(opening.timeout, Arc::new(answer)).map_err(failed)
+    listener.serve(viewer_options.timeout, Arc::new(answer)).map_err(failed)
 }
 
 /// Answers one connection.

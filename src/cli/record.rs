@@ -134,10 +134,10 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         }
         None => report::summary(request.verbosity, &recording, &names, &figures, request.unwind),
     }
-    if let (Some(opening), Some(saved)) = (&request.open, saved) {
+    if let (Some(viewer_options), Some(saved)) = (&request.open, saved) {
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = shown;
-        open::show(saved, &page_title, source.as_deref(), code.as_ref(), opening, request.verbosity)?;
+        open::show(saved, &page_title, source.as_deref(), code.as_ref(), viewer_options, request.verbosity)?;
     }
     report::cut_short(&recording).map_or(Ok(()), Err)
 }

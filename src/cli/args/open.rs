@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::values::{Parsed, Verbosity, parse_flags, usage, verbosity};
-use super::viewer::{Opening, opening};
+use super::viewer::{ViewerOptions, viewer_options};
 use crate::cli::flags::{CommonFlags, TEMPLATE, ViewerFlags};
 use crate::error::Result;
 
@@ -58,7 +58,7 @@ pub struct Open {
     /// The file; `-` is standard input.
     pub profile: PathBuf,
     /// Viewer options.
-    pub opening: Opening,
+    pub viewer_options: ViewerOptions,
     /// Whether a file that is only partly understood is refused.
     pub strict: bool,
     /// Verbosity on standard error.
@@ -91,7 +91,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
     };
     Ok(Parsed::Flags(Open {
         profile,
-        opening: opening(&flags.viewer)?,
+        viewer_options: viewer_options(&flags.viewer)?,
         strict: flags.strict,
         verbosity: verbosity(&flags.common)?,
     }))
@@ -107,11 +107,11 @@ mod tests {
     #[test]
     fn every_option_is_parsed() {
         let Ok(Command::Open(open)) = parsed("open a.pb.gz") else { panic!("no open") };
-        assert_eq!((open.profile, open.opening), (PathBuf::from("a.pb.gz"), Opening::default()));
+        assert_eq!((open.profile, open.viewer_options), (PathBuf::from("a.pb.gz"), ViewerOptions::default()));
         let line = "open --viewer http://LOCALHOST:4242/ --no-browser --timeout 0 --strict -q -- -x";
         let Ok(Command::Open(open)) = parsed(line) else { panic!("no open") };
         let viewer = Some(Viewer::Hosted("http://LOCALHOST:4242".to_owned()));
-        assert_eq!(open.opening, Opening { viewer, browser: false, timeout: None });
+        assert_eq!(open.viewer_options, ViewerOptions { viewer, browser: false, timeout: None });
         assert!(open.strict && open.verbosity == Verbosity::Quiet && open.profile.as_os_str() == "-x");
     }
 
@@ -120,7 +120,8 @@ mod tests {
         let Ok(Command::Record(record)) = parsed("--open --viewer speedscope --no-browser --pid 1") else {
             panic!("no recording")
         };
-        let expected = Opening { viewer: Some(Viewer::Speedscope), browser: false, ..Opening::default() };
+        let expected =
+            ViewerOptions { viewer: Some(Viewer::Speedscope), browser: false, ..ViewerOptions::default() };
         assert_eq!(record.open, Some(expected));
         for option in ["--viewer html", "--no-browser", "--timeout 5"] {
             let name = option.split(' ').next().unwrap_or_default();

@@ -12,7 +12,7 @@ use super::source::{Source, unwind};
 use super::values::{
     Naming, Verbosity, colors, invalid_value, min_width_percent, number, percent, verbosity,
 };
-use super::viewer::{Opening, opening};
+use super::viewer::{ViewerOptions, viewer_options};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, ViewerFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
@@ -106,7 +106,7 @@ pub struct RecordOptions {
     /// Directories of source files for pages; `None` is no source, empty the working directory.
     pub source_directories: Option<Vec<PathBuf>>,
     /// Also show it in a viewer.
-    pub open: Option<Opening>,
+    pub open: Option<ViewerOptions>,
     /// Destination of the statistics.
     pub stats: Option<Destination>,
     /// Verbosity on standard error.
@@ -238,7 +238,7 @@ fn check_combinations(
 }
 
 /// How the finished profile is shown.
-fn opened(open: bool, flags: &ViewerFlags) -> Result<Option<Opening>> {
+fn opened(open: bool, flags: &ViewerFlags) -> Result<Option<ViewerOptions>> {
     let given = [
         ("--viewer", flags.viewer.is_some()),
         ("--no-browser", flags.no_browser),
@@ -249,7 +249,7 @@ fn opened(open: bool, flags: &ViewerFlags) -> Result<Option<Opening>> {
             let why = format!("{option} is for a profile that is opened; add --open");
             Err(Error::new(ErrorKind::Usage, why))
         }
-        None => open.then(|| opening(flags)).transpose(),
+        None => open.then(|| viewer_options(flags)).transpose(),
     }
 }
 

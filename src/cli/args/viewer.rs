@@ -1,4 +1,4 @@
-//! How a profile is shown: viewer, browser, and timeout of the server.
+//! Options of the viewer that shows a profile: which one, whether a browser is started, timeout of the server.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -25,9 +25,9 @@ pub enum Viewer {
     Hosted(String),
 }
 
-/// How a profile is shown.
+/// Options of the viewer that shows a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opening {
+pub struct ViewerOptions {
     /// The viewer; `None` is the Firefox Profiler, or the page without a network.
     pub viewer: Option<Viewer>,
     /// Whether a browser is started.
@@ -36,14 +36,14 @@ pub struct Opening {
     pub timeout: Option<Duration>,
 }
 
-impl Default for Opening {
-    fn default() -> Opening {
-        Opening { viewer: None, browser: true, timeout: Some(TIMEOUT_DEFAULT) }
+impl Default for ViewerOptions {
+    fn default() -> ViewerOptions {
+        ViewerOptions { viewer: None, browser: true, timeout: Some(TIMEOUT_DEFAULT) }
     }
 }
 
 /// Parses the viewer options.
-pub(super) fn opening(flags: &ViewerFlags) -> Result<Opening> {
+pub(super) fn viewer_options(flags: &ViewerFlags) -> Result<ViewerOptions> {
     let viewer = flags.viewer.as_deref().map(viewer).transpose()?;
     let expected = "seconds, 0 or more (60 or 0.5)";
     let timeout = match &flags.timeout {
@@ -53,7 +53,7 @@ pub(super) fn opening(flags: &ViewerFlags) -> Result<Opening> {
             Some(Duration::from_secs_f64(seconds)).filter(|timeout| !timeout.is_zero())
         }
     };
-    Ok(Opening { viewer, browser: !flags.no_browser, timeout })
+    Ok(ViewerOptions { viewer, browser: !flags.no_browser, timeout })
 }
 
 fn viewer(text: &OsStr) -> Result<Viewer> {
