@@ -50,7 +50,7 @@ pub fn run(request: &Gate) -> Result<Verdict> {
     match &request.update_baseline {
         None => system::restrict_to_naming(&outputs),
         // The files are not known yet.
-        Some(_) => system::restrict(Role::Naming),
+        Some(_) => system::restrict(Role::Symbolizing),
     }
     let mut stacks = Stacks::new(request.matching);
     let mut kept = Vec::new();

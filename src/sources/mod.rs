@@ -92,7 +92,7 @@ pub enum Role {
     /// afterwards.
     SamplingByStub,
     /// The main thread and its workers, which resolve names or read profiles.
-    Naming,
+    Symbolizing,
     /// The main thread, which writes outputs.
     Writing,
     /// A thread that handles signals or draws the progress line.

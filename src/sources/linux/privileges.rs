@@ -112,7 +112,7 @@ fn rights(role: Role, thread: Thread) -> Rights {
         // A new sampler inherits its capabilities from this thread.
         Role::Tracing => (SIGNAL, with_admin(of_processes).with(write)),
         Role::SamplingByStub => (READ.with(SIGNAL), READ.with(write)),
-        Role::Naming => (READ, write),
+        Role::Symbolizing => (READ, write),
         Role::Writing => (write, NONE),
         Role::Watching => (NONE, NONE),
     };
@@ -167,7 +167,7 @@ fn apply(rights: Rights) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops what [`Role::Naming`] and later roles do not need. Under sudo the calling thread becomes the user
+/// Drops what [`Role::Symbolizing`] and later roles do not need. Under sudo the calling thread becomes the user
 /// who called it, permanently, if that user writes all of the outputs.
 ///
 /// # Errors
@@ -178,7 +178,7 @@ pub fn restrict_to_naming(writes_as_caller: bool) -> io::Result<()> {
         let held = calls::permitted()?;
         return apply(Rights { effective: READ.within(held), permitted: READ.within(held) });
     }
-    restrict(Role::Naming)
+    restrict(Role::Symbolizing)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ const ROLES: [Role; 8] = [
     Role::SamplingByKernel,
     Role::SamplingByPtrace,
     Role::SamplingByStub,
-    Role::Naming,
+    Role::Symbolizing,
     Role::Writing,
     Role::Watching,
 ];
@@ -39,7 +39,7 @@ fn consecutive_roles_keep_all_capabilities_they_use() {
     for takes_ids in [false, true] {
         for role in begin {
             let mut held = ALL;
-            for role in [role, Role::Naming, Role::Writing] {
+            for role in [role, Role::Symbolizing, Role::Writing] {
                 let now = rights(role, first(held, takes_ids));
                 assert_eq!(now.effective, rights(role, first(ALL, takes_ids)).effective, "{role:?}");
                 held = now.permitted;
@@ -55,7 +55,7 @@ fn sys_admin_is_dropped_if_its_parts_are_held() {
     for role in [Role::SamplingByKernel, Role::SamplingByPtrace] {
         assert!(!admin(role, ALL) && admin(role, old), "{role:?}");
     }
-    for role in [Role::Waiting, Role::SamplingByStub, Role::Naming, Role::Writing, Role::Watching] {
+    for role in [Role::Waiting, Role::SamplingByStub, Role::Symbolizing, Role::Writing, Role::Watching] {
         assert!(!admin(role, ALL) && !admin(role, old), "{role:?}");
     }
 }
