@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::args::{Addresses, Verbosity};
 use super::file::OutputFiles;
-use super::{messages, naming, system};
+use super::{messages, symbolication, system};
 use crate::binary::files;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::escape::escape_line;
@@ -22,7 +22,7 @@ use crate::symbol;
 /// # Errors
 /// One line: an unreadable file, or a line that is not an address.
 pub fn run(request: &Addresses) -> Result<()> {
-    system::restrict_to_naming(&OutputFiles::new());
+    system::restrict_to_symbolizing(&OutputFiles::new());
     let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));
     let mut listed = String::new();
     let unreadable = |path: &Path, error: std::io::Error| input(path, &io_text(&error)).caused_by(error);
@@ -42,20 +42,25 @@ pub fn run(request: &Addresses) -> Result<()> {
     let path = path.to_string_lossy().into_owned();
     let bytes = files::map_regular(Path::new(&path))
         .map_err(|why| input(&request.file, &why.to_string()).caused_by(why))?;
-    let named = symbol::name_addresses(&path, bytes, &listed, &naming::options(request.naming, &LocalFiles));
+    let named = symbol::name_addresses(
+        &path,
+        bytes,
+        &listed,
+        &symbolication::options(request.symbol_options, &LocalFiles),
+    );
     let mut out = String::with_capacity(listed.len() * 64);
     for functions in &named.names {
         match functions {
             Ok(functions) => {
                 for function in functions.iter().rev() {
                     let _ = writeln!(out, "{}", escape_line(function.name.as_deref().unwrap_or("??")));
-                    if request.naming.lines {
+                    if request.symbol_options.lines {
                         let file = function.file.as_deref().unwrap_or("??");
                         let _ = writeln!(out, "{}:{}", escape_line(file), function.line);
                     }
                 }
             }
-            Err(_) => out.push_str(if request.naming.lines { "??\n??:0\n" } else { "??\n" }),
+            Err(_) => out.push_str(if request.symbol_options.lines { "??\n??:0\n" } else { "??\n" }),
         }
         out.push('\n');
     }

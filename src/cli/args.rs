@@ -39,8 +39,8 @@ pub use record::{
 };
 use source::several;
 pub use source::{FindProcess, Source, Stub};
-pub use values::{Naming, Verbosity};
 use values::{Parsed, parse_flags, usage};
+pub use values::{SymbolOptions, Verbosity};
 
 /// Reserved names of commands that are not implemented.
 const LATER: [&str; 2] = ["annotate", "top"];

@@ -29,7 +29,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     let outputs = diff.outputs.iter().map(|output| &output.to);
     let files = OutputFiles::new();
     saved_files::check_outputs(&files, [&diff.base, &diff.new], outputs)?;
-    system::restrict_to_naming(&files);
+    system::restrict_to_symbolizing(&files);
     let mut stacks = Stacks::new(diff.matching);
     let strictness = saved_files::strictness(diff.strict);
     let value_type = diff.value_type.as_deref();

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use super::args::{DUMP_DEPTH_MAX, Dump, Listing, Source};
-use super::{functions, messages, naming, system};
+use super::{functions, messages, symbolication, system};
 use crate::addr::LookupAvma;
 use crate::binary::{Files, Mapping};
 use crate::clock::{Clock, FakeClock, RealClock};
@@ -48,7 +48,7 @@ pub fn run(dump: &Dump) -> Result<()> {
         match dump.what {
             Listing::Threads => threads(target, clock).map(DumpText::whole),
             Listing::Images => images(target, clock).map(DumpText::whole),
-            Listing::Symbols => symbols(target, clock, dump.naming.style).map(DumpText::whole),
+            Listing::Symbols => symbols(target, clock, dump.symbol_options.style).map(DumpText::whole),
             Listing::Stacks => {
                 let files = target.files();
                 let snapshot = sampler::snapshot(target, clock, dump.max_depth, dump.unwind)?;
@@ -82,7 +82,7 @@ pub fn run(dump: &Dump) -> Result<()> {
     // Symbolication takes too long to delay a signal to the target, so the target is released
     // first.
     if let Some(stacks) = shown.stacks.take() {
-        let options = naming::options(dump.naming, &*stacks.files);
+        let options = symbolication::options(dump.symbol_options, &*stacks.files);
         shown.text = stacks.text(dump.max_depth, &options);
         shown.missing = missing(&stacks.snapshot);
     }

@@ -162,7 +162,7 @@ pub(super) struct DumpFlags {
     #[arg(long, hide = true, value_name = "LIST")]
     pub(super) addresses: Option<PathBuf>,
     #[command(flatten)]
-    pub(super) naming: NamingFlags,
+    pub(super) symbol_options: SymbolFlags,
     #[command(flatten)]
     pub(super) common: CommonFlags,
     #[arg(hide = true)]
@@ -323,7 +323,7 @@ pub(super) struct RecordingFlags {
     #[arg(long, help_heading = OUTPUT)]
     pub(super) reverse: bool,
     #[command(flatten)]
-    pub(super) naming: NamingFlags,
+    pub(super) symbol_options: SymbolFlags,
     /// Leave out frames narrower than this part of the graph [default: 0.01]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
     pub(super) min_width: Option<OsString>,
@@ -378,7 +378,7 @@ impl LookFlags {
 
 /// How code is named.
 #[derive(Debug, Args)]
-pub(super) struct NamingFlags {
+pub(super) struct SymbolFlags {
     /// No frames for inlined functions
     #[arg(long, help_heading = NAMES)]
     pub(super) no_inline: bool,

@@ -48,7 +48,7 @@ pub fn run(request: &Gate) -> Result<Verdict> {
         outputs.check_directory(directory)?;
     }
     match &request.update_baseline {
-        None => system::restrict_to_naming(&outputs),
+        None => system::restrict_to_symbolizing(&outputs),
         // The files are not known yet.
         Some(_) => system::restrict(Role::Symbolizing),
     }

@@ -2,7 +2,7 @@
 //!
 //! `args.rs` parses the arguments into validated values, `messages.rs` writes to the terminal, `summary.rs`,
 //! `hints.rs` and `stats.rs` report on a finished recording, `heap.rs` on a heap recording, `progress.rs` on a running
-//! one, `outputs.rs` writes profiles, `naming.rs` has the symbol options. `record.rs`, `dump.rs`, `addresses.rs`,
+//! one, `outputs.rs` writes profiles, `symbolication.rs` has the symbol options. `record.rs`, `dump.rs`, `addresses.rs`,
 //! `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands; `saved_files.rs`
 //! reads profiles.
 
@@ -23,7 +23,6 @@ pub mod heap;
 mod heap_figures;
 mod hints;
 pub mod messages;
-mod naming;
 pub mod open;
 mod outputs;
 pub mod progress;
@@ -32,6 +31,7 @@ pub mod render;
 mod saved_files;
 pub mod stats;
 pub mod summary;
+mod symbolication;
 mod system;
 pub mod text;
 mod time_range;

@@ -31,7 +31,7 @@ const SPEEDSCOPE: &str = "https://www.speedscope.app";
 /// # Errors
 /// One line: an invalid profile, or no server can be started.
 pub fn run(open: &Open) -> Result<()> {
-    system::restrict_to_naming(&OutputFiles::new());
+    system::restrict_to_symbolizing(&OutputFiles::new());
     let (name, saved) = saved_files::read(&open.profile, saved_files::strictness(open.strict), None)?;
     if saved.total() == 0 {
         let why = format!("{name}: the profile has no samples; record for longer, or with --idle");
@@ -54,7 +54,7 @@ pub(super) fn show(
     verbosity: Verbosity,
 ) -> Result<()> {
     // From here on, only messages and the page are written.
-    system::restrict_to_naming(&OutputFiles::new());
+    system::restrict_to_symbolizing(&OutputFiles::new());
     let viewer = viewer_options.viewer.clone().unwrap_or_else(|| {
         if loopback::has_route() {
             return Viewer::Firefox;

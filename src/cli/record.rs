@@ -11,13 +11,13 @@ mod sampling;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::args::{self, Destination, Heap, Naming, Output, RecordOptions, Source, Verbosity};
+use super::args::{self, Destination, Heap, Output, RecordOptions, Source, SymbolOptions, Verbosity};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Presentation};
 use super::stats::{CommandState, RunFigures};
-use super::{functions, messages, naming, open, summary, system, text};
+use super::{functions, messages, open, summary, symbolication, system, text};
 use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
@@ -81,7 +81,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     // Symbolicate.
     let begun = Instant::now();
     let outputs = destinations.outputs(&recording.process.name, recording.process.pid);
-    system::restrict_to_naming(&files);
+    system::restrict_to_symbolizing(&files);
     let names = name(request, &recording, &*target_files, &outputs);
     let named = Instant::now();
 
@@ -174,8 +174,8 @@ fn name(
     files: &dyn Files,
     outputs: &[Output],
 ) -> symbol::Names {
-    let lines = request.naming.lines || request.open.is_some() || outputs.iter().any(keeps_lines);
-    let options = naming::options(Naming { lines, ..request.naming }, files);
+    let lines = request.symbol_options.lines || request.open.is_some() || outputs.iter().any(keeps_lines);
+    let options = symbolication::options(SymbolOptions { lines, ..request.symbol_options }, files);
     let options = symbol::Options { files_by_process: &recording.files, ..options };
     let frames = recording.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
@@ -316,7 +316,7 @@ fn shown(
             files,
             request.verbosity == Verbosity::Quiet,
         )),
-        lines: request.naming.lines,
+        lines: request.symbol_options.lines,
         pprof_timestamps: request.pprof_timestamps,
         reverse: request.reverse,
     }

@@ -28,7 +28,7 @@ pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     let options = (render.reverse, render.pprof_timestamps);
     outputs::check_options(options, &render.source_directories, &render.outputs)?;
-    system::restrict_to_naming(&files);
+    system::restrict_to_symbolizing(&files);
     let saved = in_time_range(render, merged(render)?)?;
     let saved = filtered(render, saved)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());

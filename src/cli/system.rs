@@ -47,9 +47,9 @@ pub(super) fn restrict(role: Role) {
 
 /// Drops all privileges except those for reading program files and profiles and for writing these outputs; under
 /// sudo, the calling thread switches to the user who called it, if that user may write all outputs.
-pub(super) fn restrict_to_naming(outputs: &OutputFiles) {
+pub(super) fn restrict_to_symbolizing(outputs: &OutputFiles) {
     #[cfg(target_os = "linux")]
-    note_failure(crate::sources::linux::restrict_to_naming(outputs.are_callers()));
+    note_failure(crate::sources::linux::restrict_to_symbolizing(outputs.are_callers()));
     #[cfg(not(target_os = "linux"))]
     let _ = outputs;
 }

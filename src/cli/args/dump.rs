@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::record::depth;
 use super::source::{FindProcess, Source, source, unwind};
-use super::values::{Naming, Parsed, Verbosity, parse_flags, usage, verbosity};
+use super::values::{Parsed, SymbolOptions, Verbosity, parse_flags, usage, verbosity};
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;
 use crate::walk::UnwindMethod;
@@ -18,7 +18,7 @@ pub struct Addresses {
     /// The file with the list of addresses.
     pub list: PathBuf,
     /// Symbol options.
-    pub naming: Naming,
+    pub symbol_options: SymbolOptions,
     /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
@@ -51,7 +51,7 @@ pub struct Dump {
     /// Most frames shown per stack, 1 to [`DUMP_DEPTH_MAX`].
     pub max_depth: usize,
     /// Symbol options.
-    pub naming: Naming,
+    pub symbol_options: SymbolOptions,
     /// Verbosity on standard error.
     pub verbosity: Verbosity,
 }
@@ -87,7 +87,7 @@ pub(super) fn parse(
         return Ok(Parsed::Flags(DumpCommand::Addresses(Addresses {
             file: file.into(),
             list: list.clone(),
-            naming: Naming::from(&flags.naming),
+            symbol_options: SymbolOptions::from(&flags.symbol_options),
             verbosity: verbosity(&flags.common)?,
         })));
     }
@@ -110,7 +110,7 @@ pub(super) fn parse(
         max_depth: depth(flags.max_depth.as_deref(), DUMP_DEPTH_MAX)?,
         unwind: unwind(flags.unwind.as_deref(), &source)?,
         source,
-        naming: Naming::from(&flags.naming),
+        symbol_options: SymbolOptions::from(&flags.symbol_options),
         verbosity: verbosity(&flags.common)?,
     })))
 }

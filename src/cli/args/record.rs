@@ -10,7 +10,7 @@ use super::heap_request::Heap;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::source::{Source, unwind};
 use super::values::{
-    Naming, Verbosity, colors, invalid_value, min_width_percent, number, percent, verbosity,
+    SymbolOptions, Verbosity, colors, invalid_value, min_width_percent, number, percent, verbosity,
 };
 use super::viewer::{ViewerOptions, viewer_options};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, ViewerFlags};
@@ -82,7 +82,7 @@ pub struct RecordOptions {
     /// How stacks are walked.
     pub unwind: UnwindMethod,
     /// Symbol options.
-    pub naming: Naming,
+    pub symbol_options: SymbolOptions,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].
     pub max_depth: usize,
     /// Memory for the times of samples, bytes; 0 keeps no times.
@@ -178,7 +178,7 @@ pub(super) fn recording(
         per_process: scope.per_process,
         threads: flags.threads,
         unwind,
-        naming: Naming::from(&flags.naming),
+        symbol_options: SymbolOptions::from(&flags.symbol_options),
         max_depth: depth(flags.max_depth.as_deref(), DEPTH_MAX)?,
         timeline_bytes: match flags.no_timeline {
             true => 0,

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use clap::Parser;
 
 use crate::cli::clap_text::usage_error;
-use crate::cli::flags::{CommonFlags, NamingFlags};
+use crate::cli::flags::{CommonFlags, SymbolFlags};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
 use crate::symbol::Style;
@@ -26,7 +26,7 @@ pub enum Verbosity {
 
 /// Symbol options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Naming {
+pub struct SymbolOptions {
     /// A frame for each inlined function.
     pub inlines: bool,
     /// `function (file:line)`.
@@ -35,14 +35,14 @@ pub struct Naming {
     pub style: Style,
 }
 
-impl From<&NamingFlags> for Naming {
-    fn from(flags: &NamingFlags) -> Naming {
+impl From<&SymbolFlags> for SymbolOptions {
+    fn from(flags: &SymbolFlags) -> SymbolOptions {
         let style = match (flags.mangled, flags.short_names) {
             (true, _) => Style::Mangled,
             (false, true) => Style::Short,
             (false, false) => Style::Readable,
         };
-        Naming { inlines: !flags.no_inline, lines: flags.lines, style }
+        SymbolOptions { inlines: !flags.no_inline, lines: flags.lines, style }
     }
 }
 

@@ -68,7 +68,7 @@ pub use heap::{ProbeOptions, why_no_allocations};
 pub use launch::Launch;
 #[cfg(test)]
 pub(crate) use perf::SimKernel;
-pub use privileges::{restrict, restrict_to_naming, set_caller};
+pub use privileges::{restrict, restrict_to_symbolizing, set_caller};
 pub use process_list::processes;
 pub use refusal::gains_rights;
 pub use source::Source;

@@ -172,7 +172,7 @@ fn apply(rights: Rights) -> io::Result<()> {
 ///
 /// # Errors
 /// The system's error.
-pub fn restrict_to_naming(writes_as_caller: bool) -> io::Result<()> {
+pub fn restrict_to_symbolizing(writes_as_caller: bool) -> io::Result<()> {
     if writes_as_caller && let Some(caller) = caller().filter(|_| calls::is_root()) {
         set_ids(caller)?;
         let held = calls::permitted()?;
