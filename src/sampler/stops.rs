@@ -335,7 +335,7 @@ impl<'a> StopDriver<'a> {
                 self.remove_thread(thread, cpu_ns);
             }
             TargetEvent::Exec { thread, stack_top } => self.exec_thread(thread, stack_top),
-            TargetEvent::Leaving { process } => self.walk_all_deferred_of(process),
+            TargetEvent::Exiting { process } => self.walk_all_deferred_of(process),
             TargetEvent::ProcessEnded { process } => self.end_process(process),
             TargetEvent::Exited(status) => {
                 self.recorder.stats.exit_status = Some(status);

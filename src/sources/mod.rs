@@ -309,7 +309,7 @@ pub enum TargetEvent {
     /// Images were loaded or unloaded, on systems that report it at once.
     ImagesChanged,
     /// A process is probably about to exit: it can be read until the next call.
-    Leaving {
+    Exiting {
         /// Its number.
         process: u32,
     },
@@ -388,7 +388,7 @@ pub trait CallThread {
 /// several.
 ///
 /// Contract: between calls this backend keeps no thread of the target stopped, except those with a pending
-/// stop request and the one of the last [`TargetEvent::Leaving`]. Dropping the target resumes every thread and
+/// stop request and the one of the last [`TargetEvent::Exiting`]. Dropping the target resumes every thread and
 /// releases the processes without stopping them.
 pub trait Target: Observed {
     /// Returns the process of a thread. That of the last event of [`Target::next`] is known.

@@ -44,18 +44,22 @@ impl LinuxTarget {
 
     /// Handles an exiting thread. If it is the first one, usually the whole process exits: its memory is
     /// readable while this thread stays stopped, until the sampler polls again.
-    pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<TargetEvent> {
+    pub(super) fn handle_exit_stop(
+        &mut self,
+        stopped: StoppedThread,
+        capture: &mut Capture,
+    ) -> Option<TargetEvent> {
         let tid = stopped.tid;
         if !self.processes.contains_key(&tid) {
             return self.collect_if_pending(stopped, capture);
         }
-        self.queue.push_back(TargetEvent::Leaving { process: tid.unsigned_abs() });
+        self.queue.push_back(TargetEvent::Exiting { process: tid.unsigned_abs() });
         let pending = self.no_longer_pending(tid);
         let event = pending.map(|pending| {
             let outcome = self.read_at(tid, pending, capture);
             TargetEvent::Stopped { thread: thread_id(tid), outcome }
         });
-        self.leaving = Some(stopped);
+        self.exiting = Some(stopped);
         event.or_else(|| self.queue.pop_front())
     }
 
@@ -92,7 +96,7 @@ impl LinuxTarget {
             self.repair(&mut stopped, asked);
         }
         self.let_go(stopped);
-        self.stood(tid, pending, seen_ns, outcome, capture);
+        self.finish_stop(tid, pending, seen_ns, outcome, capture);
         outcome
     }
 
@@ -100,12 +104,19 @@ impl LinuxTarget {
     fn read_at(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
         let seen_ns = self.clock.now_ns();
         let outcome = self.read_capture(tid, pending, seen_ns, capture);
-        self.stood(tid, pending, seen_ns, outcome, capture);
+        self.finish_stop(tid, pending, seen_ns, outcome, capture);
         outcome
     }
 
     /// Accounts for a completed stop.
-    fn stood(&mut self, tid: pid_t, pending: Pending, seen_ns: u64, outcome: Outcome, capture: &mut Capture) {
+    fn finish_stop(
+        &mut self,
+        tid: pid_t,
+        pending: Pending,
+        seen_ns: u64,
+        outcome: Outcome,
+        capture: &mut Capture,
+    ) {
         let end_ns = self.clock.now_ns();
         // A thread that stopped while we slept had waited for a CPU: it has been stopped since the end of
         // that sleep or a little longer.

@@ -34,7 +34,7 @@ pub struct LinuxTarget {
     /// Exited processes that the sampler may still query until it requests the next event.
     pub(super) gone: Vec<pid_t>,
     /// A stopped exiting thread, until the sampler requests the next event.
-    pub(super) leaving: Option<StoppedThread>,
+    pub(super) exiting: Option<StoppedThread>,
     pub(super) clock: RealClock,
     pub(super) queue: VecDeque<TargetEvent>,
     pub(super) raw: registers::Block,

@@ -52,7 +52,7 @@ impl LinuxTarget {
             ends_with: Vec::new(),
             announced: HashMap::new(),
             gone: Vec::new(),
-            leaving: None,
+            exiting: None,
             clock,
             queue: VecDeque::new(),
             raw: registers::Block::new(),
@@ -159,7 +159,7 @@ impl LinuxTarget {
                 let _ = sys::take_stop(tid);
                 self.exec(StoppedThread::new(tid))
             }
-            libc::PTRACE_EVENT_EXIT => self.leaves(StoppedThread::new(tid), capture),
+            libc::PTRACE_EVENT_EXIT => self.handle_exit_stop(StoppedThread::new(tid), capture),
             // PTRACE_EVENT_CLONE, _FORK and _VFORK: the new thread or process reports itself.
             _ => {
                 self.announce(tid);
@@ -197,7 +197,7 @@ impl LinuxTarget {
 
     /// Forgets pending requests, because nothing is traced any longer.
     pub(super) fn forget_stops(&mut self) {
-        self.leaving = None;
+        self.exiting = None;
         // For the thread that traces from now on.
         self.own = TracerCpu::new();
         self.announced.clear();
@@ -223,7 +223,7 @@ impl LinuxTarget {
     /// Releases file pages that walks read, while no thread is stopped.
     fn give_file_pages_back(&mut self) {
         let now_ns = self.clock.now_ns();
-        if self.outstanding == 0 && self.leaving.is_none() && now_ns >= self.file_pages_due_ns {
+        if self.outstanding == 0 && self.exiting.is_none() && now_ns >= self.file_pages_due_ns {
             self.file_pages.bound();
             self.file_pages_due_ns = now_ns + FILE_PAGES_NS;
         }
@@ -231,8 +231,8 @@ impl LinuxTarget {
 
     /// See [`Target::next`].
     pub(super) fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
-        if !matches!(self.queue.front(), Some(TargetEvent::Leaving { .. })) {
-            self.leaving = None;
+        if !matches!(self.queue.front(), Some(TargetEvent::Exiting { .. })) {
+            self.exiting = None;
         }
         self.give_file_pages_back();
         // Pending events may refer to them.
