@@ -375,13 +375,13 @@ pub trait CallThread {
     fn call(&self, body: &mut dyn FnMut());
 
     /// Ends the thread: releases the target without stopping it.
-    fn let_go(&self);
+    fn shut_down(&self);
 
     /// Starts it again, for [`Target::reattach`].
     ///
     /// # Errors
     /// [`Fault::Lost`] when the system starts none.
-    fn begin_anew(&self) -> Result<(), Fault>;
+    fn restart(&self) -> Result<(), Fault>;
 }
 
 /// A process that can be sampled, or several. As [`Observed`] it is the main process, or a placeholder for

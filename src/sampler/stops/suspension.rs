@@ -20,8 +20,8 @@ impl StopDriver<'_> {
         if let (Err(Fault::Lost(_)), Some(thread)) = (&ended, thread) {
             // Detach at once: nothing serves traced threads any more.
             thread.call(&mut || self.target.release());
-            thread.let_go();
-            thread.begin_anew()?;
+            thread.shut_down();
+            thread.restart()?;
         }
         ended
     }
@@ -39,11 +39,11 @@ impl StopDriver<'_> {
                     self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);
                     self.target.release();
                 });
-                thread.let_go();
+                thread.shut_down();
             }
             let suspended_ns = away_ns(self.clock, self.live);
             if let Some(thread) = thread {
-                thread.begin_anew()?;
+                thread.restart()?;
             }
             segment = Ok(RunEnd::Over);
             call(thread, &mut || segment = self.go_on(suspended_ns));

@@ -109,7 +109,7 @@ impl GdbTarget {
             place,
             lost: None,
         };
-        match target.let_go(begin) {
+        match target.start(begin) {
             Ok(()) => Ok(target),
             Err(broken) => {
                 target.lose(&broken);
@@ -118,7 +118,7 @@ impl GdbTarget {
         }
     }
 
-    fn let_go(&mut self, begin: InitialState) -> Result<(), ConnectionError> {
+    fn start(&mut self, begin: InitialState) -> Result<(), ConnectionError> {
         self.names = self.stub.thread_names()?;
         self.names_ns = Some(self.clock.now_ns());
         self.look_at_tasks(self.clock.now_ns())?;

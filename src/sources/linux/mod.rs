@@ -155,7 +155,7 @@ pub fn with_source<R: Send>(
         tracer.call(&mut || target.release());
         drop(target);
         // Last: from here on everything runs untraced.
-        tracer.let_go();
+        tracer.shut_down();
         Ok(result)
     })))
 }

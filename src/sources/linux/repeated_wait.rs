@@ -64,7 +64,7 @@ impl LinuxTarget {
             true => Resume::UntilCall,
             false => Resume::Continue,
         };
-        self.let_go(stopped);
+        self.resume_thread(stopped);
     }
 
     /// Whether a thread at the entry or the exit of its repeated wait is still in it.

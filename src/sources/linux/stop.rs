@@ -74,11 +74,11 @@ impl LinuxTarget {
         if !of_job_control && self.raw.read(tid).is_ok() {
             self.repair(&mut stopped, false);
         }
-        self.let_go(stopped);
+        self.resume_thread(stopped);
     }
 
     /// Continues a thread.
-    pub(super) fn let_go(&mut self, stopped: StoppedThread) {
+    pub(super) fn resume_thread(&mut self, stopped: StoppedThread) {
         if stopped.resume == Resume::Detach
             && let Some(thread) = self.threads.get_mut(&stopped.tid)
         {
@@ -95,7 +95,7 @@ impl LinuxTarget {
             let asked = stopped.signal == 0;
             self.repair(&mut stopped, asked);
         }
-        self.let_go(stopped);
+        self.resume_thread(stopped);
         self.finish_stop(tid, pending, seen_ns, outcome, capture);
         outcome
     }

@@ -105,7 +105,7 @@ impl CallThread for Tracer {
         self.run(body, || {});
     }
 
-    fn let_go(&self) {
+    fn shut_down(&self) {
         let worker = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Worker { jobs, thread, _hold, .. }) = worker {
             drop(jobs);
@@ -113,7 +113,7 @@ impl CallThread for Tracer {
         }
     }
 
-    fn begin_anew(&self) -> std::result::Result<(), Fault> {
+    fn restart(&self) -> std::result::Result<(), Fault> {
         let worker = Worker::start().map_err(|error| {
             Fault::Lost(format!("no thread could be started to trace again: {}", io_text(&error)))
         })?;
@@ -128,6 +128,6 @@ impl CallThread for Tracer {
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        self.let_go();
+        self.shut_down();
     }
 }

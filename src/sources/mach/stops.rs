@@ -96,8 +96,8 @@ impl MachTarget<'_> {
             stop.before = told.map(|told| (told, self.clock.now_ns()));
         }
         let waits = |stop: &Stop| stop.before.is_some_and(|(told, _)| !told.is_runnable());
-        let (let_go, stops): (Vec<Stop>, Vec<Stop>) = stops.into_iter().partition(waits);
-        self.stops.made.extend(let_go.into_iter().map(|mut stop| {
+        let (waiting, stops): (Vec<Stop>, Vec<Stop>) = stops.into_iter().partition(waits);
+        self.stops.made.extend(waiting.into_iter().map(|mut stop| {
             stop.outcome = Outcome::BeganToWait;
             stop
         }));

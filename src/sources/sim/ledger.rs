@@ -185,7 +185,7 @@ impl SimLedger {
     }
 
     /// Records the release of a thread, after `stood_ns`. A second call has no effect.
-    pub(super) fn let_go(&self, thread: ThreadId, stood_ns: u64, died: bool) {
+    pub(super) fn record_release(&self, thread: ThreadId, stood_ns: u64, died: bool) {
         if self.stopped.borrow_mut().remove(&thread) {
             bump(&self.resumes, 1);
             bump(&self.died_stopped, u64::from(died));

@@ -160,10 +160,10 @@ impl Machine {
     }
 
     /// Releases a stopped thread, which runs, waits or ends. A second call has no effect.
-    pub(super) fn let_go(&mut self, index: usize) {
+    pub(super) fn release(&mut self, index: usize) {
         let thread = &mut self.threads[index];
         let Place::Stopped { since_ns } = thread.place else { return };
-        self.ledger.let_go(thread.id, self.now_ns - since_ns, false);
+        self.ledger.record_release(thread.id, self.now_ns - since_ns, false);
         thread.pending = None;
         thread.place = Place::Off;
         if thread.leaves {
@@ -421,7 +421,7 @@ impl Machine {
         }
         let thread = &mut self.threads[index];
         if let Place::Stopped { since_ns } = thread.place {
-            self.ledger.let_go(thread.id, self.now_ns - since_ns, true);
+            self.ledger.record_release(thread.id, self.now_ns - since_ns, true);
         }
         thread.pending = None;
         thread.place = Place::Dead;

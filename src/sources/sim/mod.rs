@@ -76,7 +76,7 @@ struct StoppedThread<'a> {
 
 impl Drop for StoppedThread<'_> {
     fn drop(&mut self) {
-        self.machine.let_go(self.index);
+        self.machine.release(self.index);
     }
 }
 
@@ -384,7 +384,7 @@ impl Drop for SimTarget {
     /// Resumes all stopped threads.
     fn drop(&mut self) {
         for index in 0..self.machine.threads.len() {
-            self.machine.let_go(index);
+            self.machine.release(index);
         }
     }
 }

@@ -35,8 +35,8 @@ fn a_released_command_survives_the_profiler() {
     let target = MachTarget::launch(&kernel, &["canned".into()]);
     with(&kernel, target, &options(5)).unwrap();
     let calls = kernel.calls();
-    let let_go = calls.iter().position(|method| *method == Method::Kill).unwrap() as u64 + 1;
-    for call in let_go + 1..=calls.len() as u64 {
+    let released_at = calls.iter().position(|method| *method == Method::Kill).unwrap() as u64 + 1;
+    for call in released_at + 1..=calls.len() as u64 {
         let kernel = world().happens(call, Happening::KillProfiler).build();
         let run = || with(&kernel, MachTarget::launch(&kernel, &["canned".into()]), &options(5)).is_ok();
         assert_eq!(kernel.run_killed(run), None);
