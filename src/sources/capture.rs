@@ -34,7 +34,7 @@ pub struct Capture {
     /// The stack of the code that a handler interrupted, on processors with two stack pointers.
     pub other_stack: Option<Box<OtherStack>>,
     /// For sources that vary the number of copied stack bytes: index of the size used for this one.
-    pub size_number: u32,
+    pub stack_size_index: u32,
     /// The CPU that the sample was taken on, if known.
     pub cpu: Option<u32>,
 }
@@ -73,7 +73,7 @@ impl Capture {
             status: None,
             stack_limit: None,
             other_stack: None,
-            size_number: 0,
+            stack_size_index: 0,
             cpu: None,
         }
     }
@@ -85,7 +85,7 @@ impl Capture {
         self.prefetched.clear();
         self.kernel.clear();
         self.only_kernel = false;
-        (self.pause_ns, self.stood_ns, self.size_number) = (0, 0, 0);
+        (self.pause_ns, self.stood_ns, self.stack_size_index) = (0, 0, 0);
         (self.status, self.stack_limit, self.other_stack, self.cpu) = (None, None, None, None);
     }
 

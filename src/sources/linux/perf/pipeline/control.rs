@@ -276,9 +276,9 @@ impl Pipeline {
         options: EventOptions,
         may_copy: bool,
     ) -> Option<EventOptions> {
-        let size_number = capture.size_number;
+        let stack_size_index = capture.stack_size_index;
         self.spare.give_back(capture);
-        self.stacks.walked(size_number, needed, options, may_copy)
+        self.stacks.walked(stack_size_index, needed, options, may_copy)
     }
 
     /// Takes back the buffers of a stack at a context switch, like [`Pipeline::take_back`].
@@ -288,9 +288,9 @@ impl Pipeline {
         needed: StackUse,
         options: EventOptions,
     ) -> Option<EventOptions> {
-        let size_number = capture.size_number;
+        let stack_size_index = capture.stack_size_index;
         self.spare.give_back(capture);
-        self.stacks.wait_walked(size_number, needed, options)
+        self.stacks.wait_walked(stack_size_index, needed, options)
     }
 
     /// Ends a batch of buffers. Returns the number of freed bytes.

@@ -88,7 +88,8 @@ impl Stacks {
         capture.reset();
         capture.cpu = Some(id.cpu);
         // Rings still hold copies of the previous size.
-        capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
+        capture.stack_size_index =
+            self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.extend_from_slice(sample.stack);
         let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
         self.ahead.add(sample.stack.len(), if has_tail { TAIL_BYTES as usize } else { 0 });
@@ -276,13 +277,13 @@ impl Stacks {
     /// next samples, if they changed.
     pub(in crate::sources::linux::perf) fn walked(
         &mut self,
-        size_number: u32,
+        stack_size_index: u32,
         needed: StackUse,
         options: EventOptions,
         may_copy: bool,
     ) -> Option<EventOptions> {
         // Copies of other sizes do not show whether this one fits.
-        let is_current = size_number == self.sizes.number;
+        let is_current = stack_size_index == self.sizes.number;
         let stack_bytes = is_current.then(|| self.sizes.stack.walked(needed)).flatten();
         let stack_bytes = stack_bytes.map(|bytes| self.sizes.backlog.limit(bytes));
         let stack_bytes = stack_bytes.unwrap_or(options.stack_bytes);
@@ -294,11 +295,11 @@ impl Stacks {
     /// Records a walk's use of a stack at a context switch, like [`Stacks::walked`].
     pub(in crate::sources::linux::perf) fn wait_walked(
         &mut self,
-        size_number: u32,
+        stack_size_index: u32,
         needed: StackUse,
         options: EventOptions,
     ) -> Option<EventOptions> {
-        let switches = options.switches.filter(|_| size_number == self.sizes.number)?;
+        let switches = options.switches.filter(|_| stack_size_index == self.sizes.number)?;
         let stack_bytes = self.sizes.at_switch.walked(needed)?;
         Some(EventOptions { switches: Some(SwitchOptions { stack_bytes, ..switches }), ..options })
     }
@@ -350,7 +351,7 @@ mod tests {
         let numbers = [50, 99, 100, 150].map(|time_ns| {
             let mut capture = Capture::with_capacity(0);
             stacks.copy(SampleId { time_ns, ..SampleId::default() }, &Sample::EMPTY, &mut capture);
-            capture.size_number
+            capture.stack_size_index
         });
         assert_eq!(numbers, [2, 2, 3, 3]);
     }
