@@ -34,7 +34,7 @@ pub struct Live {
     /// Set to stop the recording: the sampler reads it once per tick.
     stop: AtomicBool,
     /// The sampler has seen the request, or has ended by itself.
-    answered: AtomicBool,
+    acknowledged: AtomicBool,
     /// Whether `suspension` is not `None`; cheap to read at each tick.
     suspends: AtomicBool,
     suspension: Mutex<Suspension>,
@@ -43,33 +43,33 @@ pub struct Live {
 
 impl Live {
     /// Requests that the recording stop.
-    pub fn ask_to_stop(&self) {
+    pub fn request_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the recording should stop; called by the sampler, which acknowledges the request by that.
+    /// Whether a stop was requested; acknowledges the request. For the sampler.
     #[must_use]
-    pub fn shall_stop(&self) -> bool {
+    pub fn poll_stop(&self) -> bool {
         let stop = self.stop.load(Ordering::Relaxed);
         if stop {
-            self.answer();
+            self.acknowledge_stop();
         }
         stop
     }
 
     /// Records that the sampler has ended, or has seen the request to stop.
-    pub fn answer(&self) {
-        self.answered.store(true, Ordering::Relaxed);
+    pub fn acknowledge_stop(&self) {
+        self.acknowledged.store(true, Ordering::Relaxed);
     }
 
     /// Whether the sampler has seen the request to stop, or has ended by itself.
     #[must_use]
-    pub fn has_answered(&self) -> bool {
-        self.answered.load(Ordering::Relaxed)
+    pub fn is_stop_acknowledged(&self) -> bool {
+        self.acknowledged.load(Ordering::Relaxed)
     }
 
     /// Requests that the recording detach from its target for a while.
-    pub fn ask_to_suspend(&self) {
+    pub fn request_suspension(&self) {
         let mut suspension = self.suspension();
         if *suspension == Suspension::None {
             *suspension = Suspension::Wanted;
@@ -79,7 +79,7 @@ impl Live {
 
     /// Whether a suspension was requested.
     #[must_use]
-    pub fn shall_suspend(&self) -> bool {
+    pub fn is_suspension_requested(&self) -> bool {
         self.suspends.load(Ordering::Relaxed)
     }
 
@@ -122,27 +122,27 @@ mod tests {
     #[test]
     fn the_sampler_acknowledges_a_request_to_stop() {
         let live = Live::default();
-        assert!(!live.shall_stop() && !live.has_answered());
-        live.ask_to_stop();
-        assert!(!live.has_answered());
-        assert!(live.shall_stop() && live.has_answered());
+        assert!(!live.poll_stop() && !live.is_stop_acknowledged());
+        live.request_stop();
+        assert!(!live.is_stop_acknowledged());
+        assert!(live.poll_stop() && live.is_stop_acknowledged());
     }
 
     #[test]
     fn a_withdrawn_suspension_does_not_park() {
         let live = Live::default();
         live.park();
-        live.ask_to_suspend();
-        assert!(live.shall_suspend());
+        live.request_suspension();
+        assert!(live.is_suspension_requested());
         live.resume();
         live.park();
-        assert!(!live.shall_suspend() && !live.is_parked());
+        assert!(!live.is_suspension_requested() && !live.is_parked());
     }
 
     #[test]
     fn a_parked_recording_stays_parked_for_the_next_request() {
         let live = Live::default();
-        live.ask_to_suspend();
+        live.request_suspension();
         std::thread::scope(|scope| {
             let parked = scope.spawn(|| live.park());
             while !live.is_parked() {
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_parked_recording_resumes() {
         let live = Live::default();
-        live.ask_to_suspend();
+        live.request_suspension();
         std::thread::scope(|scope| {
             let parked = scope.spawn(|| live.park());
             while !live.is_parked() {

@@ -65,7 +65,7 @@ pub fn record(
 ) -> Result<Recording> {
     let mut driver = StopDriver::new(target, clock, options, live);
     let ended = driver.record();
-    live.answer();
+    live.acknowledge_stop();
     match ended {
         Ok(()) | Err(Fault::Gone) => Ok(driver.finish()),
         Err(Fault::Lost(why)) => {

@@ -86,14 +86,14 @@ pub fn record(
     let mut waiting: Vec<TimedEvent> = Vec::new();
     let mut ends = false;
     loop {
-        if live.shall_suspend() {
+        if live.is_suspension_requested() {
             // The source keeps sampling while it has room: overflow is lost and counted.
             let suspended_ns = away_ns(clock, live);
             driver.recorder.stats.suspended_ns += suspended_ns;
             start_ns += suspended_ns;
             end_ns = end_ns.saturating_add(suspended_ns);
         }
-        if !ends && (live.shall_stop() || clock.now_ns() >= end_ns) {
+        if !ends && (live.poll_stop() || clock.now_ns() >= end_ns) {
             // Closing a sampler may take long.
             driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
             source.end();
@@ -410,9 +410,9 @@ impl PushedDriver<'_> {
     /// Walks deferred samples, waits for the command to exit if the recording was stopped, and completes the
     /// statistics.
     fn finish(mut self, source: &mut dyn PushedSource, clock: &dyn Clock, options: &Options) -> Recording {
-        self.live.answer();
+        self.live.acknowledge_stop();
         self.walk_all_deferred(source);
-        if self.live.shall_stop() && self.recorder.stats.exit_status.is_none() {
+        if self.live.poll_stop() && self.recorder.stats.exit_status.is_none() {
             let until_ns = clock.now_ns().saturating_add(options.linger_ns);
             self.recorder.stats.exit_status = source.exit_before(until_ns);
         }

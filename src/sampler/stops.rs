@@ -158,12 +158,12 @@ impl<'a> StopDriver<'a> {
             let overslept_ns = self.target.overslept_ns().zip(overslept_ns).map(|(now, before)| now - before);
             let now_ns = self.clock.now_ns();
             if self.schedule.has_ended()
-                || self.live.shall_stop()
+                || self.live.poll_stop()
                 || self.schedule.is_over(self.clock.now_ns())
             {
                 break;
             }
-            if self.live.shall_suspend() {
+            if self.live.is_suspension_requested() {
                 self.await_stops()?;
                 return Ok(RunEnd::Suspended);
             }
@@ -178,7 +178,7 @@ impl<'a> StopDriver<'a> {
             self.tick()?;
             self.await_stops()?;
             let until_ns = self.clock.now_ns().saturating_add(self.options.linger_ns);
-            while self.live.shall_stop()
+            while self.live.poll_stop()
                 && !self.schedule.has_ended()
                 && self.clock.now_ns() < until_ns
                 && self.one_event(until_ns)?
@@ -224,7 +224,8 @@ impl<'a> StopDriver<'a> {
                 self.collect()?;
                 self.walk_captured();
             }
-            if self.clock.now_ns() >= until_ns || self.live.shall_stop() || self.live.shall_suspend() {
+            if self.clock.now_ns() >= until_ns || self.live.poll_stop() || self.live.is_suspension_requested()
+            {
                 break;
             }
         }
@@ -298,7 +299,7 @@ impl<'a> StopDriver<'a> {
 
     /// Whether the recording is over and no work may begin.
     fn is_over(&self) -> bool {
-        !self.schedule.is_closing() && (self.live.shall_stop() || self.schedule.is_over(self.clock.now_ns()))
+        !self.schedule.is_closing() && (self.live.poll_stop() || self.schedule.is_over(self.clock.now_ns()))
     }
 
     /// Handles the next event; false if none arrived before `until_ns`.
@@ -347,7 +348,7 @@ impl<'a> StopDriver<'a> {
                 self.walk_all_deferred(DueSamples::All);
                 self.recorder.images_changed(FIRST, self.target);
             }
-            TargetEvent::Terminate => self.live.ask_to_stop(),
+            TargetEvent::Terminate => self.live.request_stop(),
             TargetEvent::Timeout | TargetEvent::Stopped { .. } => {}
         }
     }

@@ -29,7 +29,7 @@ impl StopDriver<'_> {
         self.target.threads(&mut threads);
         for (id, stack_top) in threads {
             // Before the start nothing is lost yet.
-            if self.live.shall_stop() {
+            if self.live.poll_stop() {
                 return;
             }
             let status = self.target.poll(id);

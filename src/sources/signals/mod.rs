@@ -183,7 +183,7 @@ fn attend(before_end: &[fn()]) {
         {
             end(signal, before_end);
         }
-        if live().is_none_or(|live| live.has_answered()) {
+        if live().is_none_or(|live| live.is_stop_acknowledged()) {
             silent = None;
         }
         if let Some((signal, silence)) = &mut silent
@@ -234,7 +234,7 @@ fn answer_all(before_end: &[fn()]) -> Option<Signal> {
             Answer::End(signal) => end(signal, before_end),
             Answer::EndRecording => {
                 if let Some(live) = live() {
-                    live.ask_to_stop();
+                    live.request_stop();
                 }
                 asked = Some(signal);
                 note_answered(signal);
@@ -281,7 +281,7 @@ fn suspend(before_end: &[fn()]) {
     let live = live();
     while sys::stop_wanted() {
         if let Some(live) = &live {
-            live.ask_to_suspend();
+            live.request_suspension();
         }
         let recording = state().phase() == Phase::Recording;
         let parked = live.as_ref().is_none_or(|live| live.is_parked());

@@ -11,7 +11,7 @@ fn a_stop_request_ends_the_recording() {
         let recorded = record_with(&mixed(16), &options, |target, clock, live| {
             let stop = |now_ns| {
                 if now_ns >= SECOND {
-                    live.ask_to_stop();
+                    live.request_stop();
                 }
                 None
             };

@@ -98,7 +98,7 @@ impl SimKernel {
         if state.interrupted.as_ref().is_some_and(|(at_ns, _)| *at_ns <= state.now_ns)
             && let Some((_, live)) = state.interrupted.take()
         {
-            live.ask_to_stop();
+            live.request_stop();
         }
         let of_method = state.by_method.entry(method).or_default();
         *of_method += 1;
