@@ -25,7 +25,7 @@ use stackprof::trie::Trie;
 /// all at once: those of a type of their own are one by one.
 type Map = hashbrown::HashMap<Vec<u64>, u64>;
 
-const BEGIN: Root = Root { track: 0, complete: true, fiber: false, waiting: false };
+const BEGIN: Root = Root { group: 0, complete: true, fiber: false, waiting: false };
 const DEPTH: usize = 50;
 const DISTINCT: usize = 20_000;
 const CALL_SITES: usize = 8_000;

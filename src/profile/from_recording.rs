@@ -116,12 +116,12 @@ impl Conversion<'_> {
         let recording = self.recording;
         let Some((root, code)) = path.split_first() else { return Ok(None) };
         let Some(Frame::Root(begin)) = recording.trie.frame(*root) else { return Ok(None) };
-        let Some(track) = recording.tracks.get(begin.track as usize) else { return Ok(None) };
-        let thread = match &track.thread {
+        let Some(group) = recording.stack_groups.get(begin.group as usize) else { return Ok(None) };
+        let thread = match &group.thread {
             Some(thread) => Some((self.builder.text(&thread.name)?, thread.id)),
             None => None,
         };
-        let process = self.builder.text(&self.circumstances.name(recording, track.program))?;
+        let process = self.builder.text(&self.circumstances.name(recording, group.program))?;
         let (complete, waiting) = (begin.complete, begin.waiting);
         let root = self.builder.root(StackRoot { process, thread, complete, waiting })?;
         self.stack.clear();
@@ -265,7 +265,9 @@ impl Conversion<'_> {
         }
         path.reverse();
         let program = match path.first().and_then(|root| recording.trie.frame(*root)) {
-            Some(Frame::Root(root)) => recording.tracks.get(root.track as usize).map(|track| track.program),
+            Some(Frame::Root(root)) => {
+                recording.stack_groups.get(root.group as usize).map(|group| group.program)
+            }
             _ => None,
         };
         let node = if recording.trie.count(node) > 0 { self.add(&path, 0)? } else { None };

@@ -9,8 +9,8 @@ use crate::trie::{FrameWords, Key, Stacked};
 /// thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
-    /// Index into [`Recording::tracks`](super::Recording::tracks).
-    pub track: u32,
+    /// Index into [`Recording::stack_groups`](super::Recording::stack_groups).
+    pub group: u32,
     /// False for stacks that are shown under `[incomplete]`.
     pub complete: bool,
     /// True for stacks of fibers, which are shown under `[fiber]`.
@@ -23,14 +23,14 @@ impl Root {
     /// The root with this [`Root::number`].
     fn of(number: u64) -> Root {
         let is_set = |bit: u64| number >> bit & 1 == 1;
-        let track = (number >> 3) as u32;
-        Root { track, fiber: is_set(2), waiting: is_set(1), complete: !is_set(0) }
+        let group = (number >> 3) as u32;
+        Root { group, fiber: is_set(2), waiting: is_set(1), complete: !is_set(0) }
     }
 
-    /// Packs the root into one number with the order of roots: by track, complete before incomplete ones,
+    /// Packs the root into one number with the order of roots: by group, complete before incomplete ones,
     /// then waiting ones and fibers.
     fn number(self) -> u32 {
-        self.track << 3
+        self.group << 3
             | u32::from(self.fiber) << 2
             | u32::from(self.waiting) << 1
             | u32::from(!self.complete)
@@ -113,11 +113,11 @@ mod tests {
     #[test]
     fn different_roots_have_different_bits_sorted_by_track() {
         let mut roots = Vec::new();
-        for track in [0, 1, 77] {
+        for group in [0, 1, 77] {
             for fiber in [false, true] {
                 for waiting in [false, true] {
                     for complete in [true, false] {
-                        roots.push(Root { track, complete, fiber, waiting });
+                        roots.push(Root { group, complete, fiber, waiting });
                     }
                 }
             }

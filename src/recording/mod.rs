@@ -30,7 +30,7 @@ pub struct Program {
 
 /// Group of stacks: a program, or one of its threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Track {
+pub struct StackGroup {
     /// Index into [`Recording::programs`].
     pub program: u32,
     /// `None` for the stacks of all its threads.
@@ -58,9 +58,9 @@ pub struct Recording {
     pub images: Images,
     /// Programs, in the order in which they were first seen.
     pub programs: Vec<Program>,
-    /// Programs or their threads, in the order in which they were first seen; [`Root::track`]
+    /// Programs or their threads, in the order in which they were first seen; [`Root::group`]
     /// points here.
-    pub tracks: Vec<Track>,
+    pub stack_groups: Vec<StackGroup>,
     /// Access to the files of processes with JIT code, with the number from [`Images::process_of`].
     pub files: Vec<(u32, Arc<dyn Files>)>,
     /// Times of samples, if recorded.
@@ -85,7 +85,7 @@ impl std::fmt::Debug for Recording {
             .field("process", &self.process)
             .field("hz", &self.hz)
             .field("programs", &self.programs)
-            .field("tracks", &self.tracks)
+            .field("stack_groups", &self.stack_groups)
             .field("stats", &self.stats)
             .finish_non_exhaustive()
     }
@@ -95,12 +95,12 @@ impl Recording {
     /// The thread of stacks with this root, if threads are kept apart.
     #[must_use]
     pub fn thread(&self, root: Root) -> Option<&Thread> {
-        self.tracks.get(root.track as usize)?.thread.as_ref()
+        self.stack_groups.get(root.group as usize)?.thread.as_ref()
     }
 
     /// The threads with separate stacks, in the order in which they were first seen.
     pub fn threads(&self) -> impl Iterator<Item = &Thread> {
-        self.tracks.iter().filter_map(|track| track.thread.as_ref())
+        self.stack_groups.iter().filter_map(|group| group.thread.as_ref())
     }
 }
 

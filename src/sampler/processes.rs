@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::image_refresh::ImageRefresh;
 use super::recorded_process::{ProcessIndex, RecordedProcess};
-use super::tracks::Tracks;
+use super::stack_groups::StackGroups;
 use crate::binary::Files;
 use crate::clock::Clock;
 use crate::images::{ImageView, Images, JitCode};
@@ -68,10 +68,10 @@ impl Processes {
     // ---- from its beginning to its end
 
     /// Adds a process with this program name; `None` if there is no room.
-    pub(super) fn add(&mut self, pid: u32, name: &str, tracks: &mut Tracks) -> Option<ProcessIndex> {
+    pub(super) fn add(&mut self, pid: u32, name: &str, groups: &mut StackGroups) -> Option<ProcessIndex> {
         let image_space_id = self.images.begin_process()?;
         let index = ProcessIndex(u32::try_from(self.list.len()).ok()?);
-        let program = tracks.add_program(pid, name);
+        let program = groups.add_program(pid, name);
         self.list.push(RecordedProcess::new(image_space_id, pid, program, &self.facts));
         Some(index)
     }
@@ -82,7 +82,7 @@ impl Processes {
         &mut self,
         of: ProcessIndex,
         renamed: Option<(u32, &str)>,
-        tracks: &mut Tracks,
+        groups: &mut StackGroups,
     ) {
         let Some(process) = self.list.get_mut(of.0 as usize) else { return };
         self.images.begin_space(process.image_space_id);
@@ -90,7 +90,7 @@ impl Processes {
         process.refresh.begin_program();
         process.files = None;
         if let Some((pid, name)) = renamed {
-            (process.program, process.merged) = (tracks.add_program(pid, name), None);
+            (process.program, process.merged) = (groups.add_program(pid, name), None);
         }
     }
 
@@ -108,17 +108,17 @@ impl Processes {
         }
     }
 
-    /// The track of a thread's stacks.
-    pub(super) fn track(
+    /// The group of a thread's stacks.
+    pub(super) fn group(
         &mut self,
         of: ProcessIndex,
         process: &mut dyn Observed,
         id: ThreadId,
-        tracks: &mut Tracks,
+        groups: &mut StackGroups,
     ) -> u32 {
         self.get_mut(of).map_or(0, |recorded| {
             let name = || process.thread_name(id).unwrap_or_default();
-            tracks.add_thread(recorded.program, &mut recorded.merged, id, name)
+            groups.add_thread(recorded.program, &mut recorded.merged, id, name)
         })
     }
 

@@ -26,7 +26,7 @@ pub(super) struct RecordedProcess {
     pub(super) pid: u32,
     /// Index of its current program.
     pub(super) program: u32,
-    /// Shared track of all threads of that program, if any were sampled.
+    /// Shared group of all threads of that program, if any were sampled.
     pub(super) merged: Option<u32>,
     /// Code outside all images.
     pub(super) jit: JitCode,

@@ -14,10 +14,10 @@ use super::options::Options;
 use super::processes::Processes;
 use super::recorded_process::{ProcessIndex, UNSAMPLED};
 use super::sample::Sample;
+use super::stack_groups::StackGroups;
 use super::stack_walker::StackWalker;
 use super::thread::{ThreadAccount, unknown_status};
 use super::thread_clock::ThreadClock;
-use super::tracks::Tracks;
 use super::weighted_stacks::WeightedStacks;
 use crate::addr::{Avma, LookupAvma};
 use crate::clock::Clock;
@@ -55,7 +55,7 @@ pub struct Recorder<'a> {
     by_wall: bool,
     threads: HashMap<ThreadId, ThreadAccount>,
     processes: Processes,
-    tracks: Tracks,
+    groups: StackGroups,
     walker: StackWalker<'a>,
     deferred: DeferredSamples,
     stacks: WeightedStacks<'a>,
@@ -67,15 +67,15 @@ pub struct Recorder<'a> {
 impl<'a> Recorder<'a> {
     /// For this process, with index [`FIRST`](super::FIRST), without threads or images.
     pub fn new(clock: &'a dyn Clock, options: &'a Options, process: &Process) -> Recorder<'a> {
-        let mut tracks = Tracks::new(options.threads);
-        let program = tracks.add_program(process.pid, &process.name);
+        let mut groups = StackGroups::new(options.threads);
+        let program = groups.add_program(process.pid, &process.name);
         Recorder {
             clock,
             options,
             by_wall: options.idle,
             threads: HashMap::new(),
             processes: Processes::new(process.pid, program),
-            tracks,
+            groups,
             walker: StackWalker::new(clock, options),
             deferred: DeferredSamples::default(),
             stacks: WeightedStacks::new(clock, options),
@@ -115,12 +115,12 @@ impl<'a> Recorder<'a> {
         preexisting: bool,
     ) {
         self.stats.threads_seen += 1;
-        let track = self.processes.track(of, process, id, &mut self.tracks);
+        let group = self.processes.group(of, process, id, &mut self.groups);
         let now_ns = self.clock.now_ns();
         let pid = process.process().pid;
         let timeline_thread = self.stacks.timeline().add_thread(id.0, pid, now_ns, preexisting);
         let clock = ThreadClock::new(status, now_ns, preexisting);
-        self.threads.insert(id, ThreadAccount::new(of, track, timeline_thread, id.0, stack_top, clock));
+        self.threads.insert(id, ThreadAccount::new(of, group, timeline_thread, id.0, stack_top, clock));
     }
 
     /// A thread's account.
@@ -138,9 +138,9 @@ impl<'a> Recorder<'a> {
         self.threads.len()
     }
 
-    /// Current threads, with their names if they have tracks.
+    /// Current threads, with their names if they have groups.
     pub(super) fn named_threads(&self) -> impl Iterator<Item = (ThreadId, &str)> {
-        let name = |account: &ThreadAccount| self.tracks.thread_name(account.track).unwrap_or_default();
+        let name = |account: &ThreadAccount| self.groups.thread_name(account.group).unwrap_or_default();
         self.threads.iter().map(move |(id, account)| (*id, name(account)))
     }
 
@@ -190,8 +190,8 @@ impl<'a> Recorder<'a> {
         if !account.take_name_try() {
             return;
         }
-        let (track, timeline_thread) = (account.track, account.timeline_thread);
-        let lacks_name = self.tracks.thread_mut(track, id).is_some_and(|thread| thread.name.is_empty());
+        let (group, timeline_thread) = (account.group, account.timeline_thread);
+        let lacks_name = self.groups.thread_mut(group, id).is_some_and(|thread| thread.name.is_empty());
         if (lacks_name || self.stacks.timeline().lacks_name(timeline_thread))
             && let Some(name) = process.thread_name(id)
         {
@@ -203,7 +203,7 @@ impl<'a> Recorder<'a> {
     pub(super) fn set_name(&mut self, id: ThreadId, name: String) {
         let Some(account) = self.threads.get(&id) else { return };
         self.stacks.timeline().set_name(account.timeline_thread, &name);
-        if let Some(thread) = self.tracks.thread_mut(account.track, id) {
+        if let Some(thread) = self.groups.thread_mut(account.group, id) {
             thread.name = name;
         }
     }
@@ -219,20 +219,20 @@ impl<'a> Recorder<'a> {
 
     /// Adds another process with this program name; `None` if there is no room.
     pub fn add_process(&mut self, pid: u32, name: &str) -> Option<ProcessIndex> {
-        self.processes.add(pid, name, &mut self.tracks)
+        self.processes.add(pid, name, &mut self.groups)
     }
 
     /// Handles an exec: addresses change their meaning. `renamed`: the process's number and new name, if its
     /// stacks are kept under a new one.
     pub fn begin_program(&mut self, of: ProcessIndex, renamed: Option<(u32, &str)>) {
-        self.processes.begin_program(of, renamed, &mut self.tracks);
+        self.processes.begin_program(of, renamed, &mut self.groups);
     }
 
     /// Assigns a thread of an [`UNSAMPLED`] process to this one.
     pub(super) fn place_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, id: ThreadId) {
         if let Some(account) = self.threads.get_mut(&id).filter(|account| account.process == UNSAMPLED) {
-            let track = self.processes.track(of, process, id, &mut self.tracks);
-            (account.process, account.track) = (of, track);
+            let group = self.processes.group(of, process, id, &mut self.groups);
+            (account.process, account.group) = (of, group);
         }
     }
 
@@ -342,7 +342,7 @@ impl<'a> Recorder<'a> {
     ) -> Option<NodeId> {
         let (complete, fiber) = (ended.is_complete(), ended == StackEnd::Fiber);
         let account = self.threads.get(&sample.thread)?;
-        let root = Root { track: account.track, complete, fiber, waiting };
+        let root = Root { group: account.group, complete, fiber, waiting };
         let space = self.processes.images_of(account.process)?.space();
         self.stacks.insert((root, space), account.timeline_thread, sample, ended, frames, weight_ns)
     }
@@ -576,8 +576,8 @@ impl<'a> Recorder<'a> {
         for id in left {
             self.remove_thread(id, None, "not sampled again before the end");
         }
-        let (trie, timeline) = self.stacks.finish(|root| self.tracks.place(root), &mut self.stats);
-        let (programs, tracks) = self.tracks.into_parts();
+        let (trie, timeline) = self.stacks.finish(|root| self.groups.sort_key(root), &mut self.stats);
+        let (programs, groups) = self.groups.into_parts();
         Recording {
             process: process.process().clone(),
             hz: self.options.hz,
@@ -585,7 +585,7 @@ impl<'a> Recorder<'a> {
             trie,
             images: self.processes.into_images(),
             programs,
-            tracks,
+            stack_groups: groups,
             timeline,
             heap: self.heap.finish(),
             stats: self.stats,

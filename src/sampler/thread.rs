@@ -1,4 +1,4 @@
-//! One thread of the recorder: its track, its clock, the extent of its stack.
+//! One thread of the recorder: its group, its clock, the extent of its stack.
 
 use super::recorded_process::ProcessIndex;
 use super::stack_extent::StackExtent;
@@ -15,8 +15,8 @@ const NAME_TRIES: u8 = 8;
 #[derive(Debug)]
 pub(super) struct ThreadAccount {
     pub(super) process: ProcessIndex,
-    /// Index into the profile's tracks.
-    pub(super) track: u32,
+    /// Index into the profile's groups.
+    pub(super) group: u32,
     /// Its index in the timeline, if that has room for it.
     pub(super) timeline_thread: Option<ThreadIndex>,
     /// Remaining attempts to read its name.
@@ -31,7 +31,7 @@ impl ThreadAccount {
     /// `seed`, different for each thread, selects its short waits.
     pub(super) fn new(
         process: ProcessIndex,
-        track: u32,
+        group: u32,
         timeline_thread: Option<ThreadIndex>,
         seed: u64,
         stack_top: Option<Avma>,
@@ -39,7 +39,7 @@ impl ThreadAccount {
     ) -> ThreadAccount {
         ThreadAccount {
             process,
-            track,
+            group,
             timeline_thread,
             name_tries_left: NAME_TRIES,
             clock,

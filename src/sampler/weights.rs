@@ -135,8 +135,8 @@ mod tests {
 
     const HZ: u32 = 997;
 
-    fn root(track: u32, complete: bool) -> Root {
-        Root { track, complete, fiber: false, waiting: false }
+    fn root(group: u32, complete: bool) -> Root {
+        Root { group, complete, fiber: false, waiting: false }
     }
 
     /// Time in counts, unrounded.
@@ -154,38 +154,38 @@ mod tests {
             };
             let mut trie = Trie::new();
             let mut weights = Weights::default();
-            // By track, and by track and outermost function.
-            let (mut of_track, mut of_function) = (BTreeMap::new(), BTreeMap::new());
+            // By group, and by group and outermost function.
+            let (mut of_group, mut of_function) = (BTreeMap::new(), BTreeMap::new());
             let mut all_ns = 0;
             for _ in 0..2_000 {
-                let track = random(3) as u32;
+                let group = random(3) as u32;
                 let (function, leaf) = ((1 + random(4)) << 12, 0x9000 + random(6));
                 let weight_ns = 500_000 + random(1_000_000);
                 let stack = [LookupAvma(leaf), LookupAvma(function + random(3))];
-                trie.insert((root(track, track != 1), 0), &stack, weight_ns).expect("fits");
-                if track == 1 {
+                trie.insert((root(group, group != 1), 0), &stack, weight_ns).expect("fits");
+                if group == 1 {
                     *weights.incomplete_ns.entry(["a", "b"][random(2) as usize]).or_default() += weight_ns;
                 }
-                *of_track.entry(track).or_insert(0) += weight_ns;
-                *of_function.entry((track, function)).or_insert(0) += weight_ns;
+                *of_group.entry(group).or_insert(0) += weight_ns;
+                *of_function.entry((group, function)).or_insert(0) += weight_ns;
                 all_ns += weight_ns;
             }
             weights.lost_ns.insert("lost", 7_300_000);
             let mut stats = Stats::default();
             weights.count(HZ, &mut trie, |root| root, &mut stats);
 
-            let (mut tracks, mut functions) = (BTreeMap::new(), BTreeMap::new());
+            let (mut groups, mut functions) = (BTreeMap::new(), BTreeMap::new());
             trie.for_each_stack(|path, counts| {
                 let (Some(Frame::Root(root)), Some(Frame::Code { address, .. })) =
                     (trie.frame(path[0]), path.get(1).and_then(|frame| trie.frame(*frame)))
                 else {
                     panic!("seed {seed}: a stack without a root or code");
                 };
-                *tracks.entry(root.track).or_insert(0) += counts;
-                *functions.entry((root.track, address.at().0 & !0xfff)).or_insert(0) += counts;
+                *groups.entry(root.group).or_insert(0) += counts;
+                *functions.entry((root.group, address.at().0 & !0xfff)).or_insert(0) += counts;
             });
-            for (track, ns) in of_track {
-                assert!((exact(ns) - tracks[&track] as f64).abs() <= 1.0, "seed {seed}, track {track}");
+            for (group, ns) in of_group {
+                assert!((exact(ns) - groups[&group] as f64).abs() <= 1.0, "seed {seed}, group {group}");
             }
             for (at, ns) in of_function {
                 assert!((exact(ns) - functions[&at] as f64).abs() <= 1.0, "seed {seed}, function {at:x?}");
@@ -194,7 +194,7 @@ mod tests {
             let lost: u64 = stats.samples_lost.values().sum();
             assert!((exact(all_ns + 7_300_000) - (stats.samples + lost) as f64).abs() <= 0.5, "seed {seed}");
             let incomplete: u64 = stats.stacks_incomplete.values().sum();
-            assert_eq!((incomplete, stats.stacks_complete), (tracks[&1], tracks[&0] + tracks[&2]));
+            assert_eq!((incomplete, stats.stacks_complete), (groups[&1], groups[&0] + groups[&2]));
         }
     }
 

@@ -55,7 +55,7 @@ fn each_unique_address_is_looked_up_once() {
 
     let zoo = BASE + address_of(&bytes, "zoo_sized");
     let frames = [
-        Frame::Root(crate::recording::Root { track: 0, complete: true, fiber: false, waiting: false }),
+        Frame::Root(crate::recording::Root { group: 0, complete: true, fiber: false, waiting: false }),
         code(0, zoo + 4),
         code(1, zoo + 0x1000_0000 + 4), // the same place in the file
         code(0, zoo + 8),               // the same function

@@ -177,7 +177,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
         }
     }
     assert!(images.spaces_full() || (images.of(0).space() as usize) < MAX_SPACES);
-    let mut frames = vec![Frame::Root(Root { track: 0, complete: true, fiber: false, waiting: false })];
+    let mut frames = vec![Frame::Root(Root { group: 0, complete: true, fiber: false, waiting: false })];
     for svma in svmas {
         let avma = Avma(svma.wrapping_add(BASE));
         let _ =

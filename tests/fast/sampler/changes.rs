@@ -132,7 +132,7 @@ fn an_exec_separates_old_and_new_samples() {
                 let Some(Frame::Root(root)) = recorded.profile.trie.frame(frames[0]) else { return };
                 let names = frames[1..].iter().flat_map(|frame| recorded.names.get(*frame));
                 let letters = names.filter_map(|name| name.chars().next());
-                programs.entry(root.track).or_default().extend(letters);
+                programs.entry(root.group).or_default().extend(letters);
             });
             let programs: Vec<String> = programs.values().map(|letters| letters.iter().collect()).collect();
             assert_eq!(programs, ["f", "f", "f", "f", "g"]);

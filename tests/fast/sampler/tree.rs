@@ -58,10 +58,10 @@ impl Tree {
         let mut counts = BTreeMap::new();
         self.profile.trie.for_each_stack(|frames, count| {
             let Some(Frame::Root(root)) = self.profile.trie.frame(frames[0]) else { panic!("no root") };
-            let track = &self.profile.tracks[root.track as usize];
-            let program = &self.profile.programs[track.program as usize];
+            let group = &self.profile.stack_groups[root.group as usize];
+            let program = &self.profile.programs[group.program as usize];
             assert_eq!(program.name, format!("p{}", program.pid));
-            if let Some(thread) = &track.thread {
+            if let Some(thread) = &group.thread {
                 assert!(
                     (0..100).contains(&(thread.id - u64::from(program.pid))),
                     "{thread:?} of {program:?}"
@@ -192,9 +192,9 @@ fn short_processes_of_one_program_lose_no_time() {
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     profile.trie.for_each_stack(|frames, count| {
         let Some(Frame::Root(root)) = profile.trie.frame(frames[0]) else { panic!("no root") };
-        let track = &profile.tracks[root.track as usize];
+        let group = &profile.stack_groups[root.group as usize];
         let leaf = frames.last().and_then(|leaf| tree.names.get(*leaf).first());
-        if profile.programs[track.program as usize].name == "short" {
+        if profile.programs[group.program as usize].name == "short" {
             *counts.entry(leaf.map_or_else(String::new, ToString::to_string)).or_default() += count;
         }
     });

@@ -88,7 +88,7 @@ fn the_same_seed_and_options_give_the_same_profile() {
                     stacks.push((frames.iter().map(|frame| trie.frame(*frame)).collect::<Vec<_>>(), count));
                 });
                 let stats = format!("{:?}", recorded.profile.stats);
-                (stacks, stats, recorded.folded(), recorded.profile.tracks.clone())
+                (stacks, stats, recorded.folded(), recorded.profile.stack_groups.clone())
             };
             let (first, second) = (record(&config, &options), record(&config, &options));
             assert!(all(&first) == all(&second), "seed {seed}, idle {idle}");
