@@ -124,7 +124,7 @@ pub(super) fn with_source<R: Send>(
     body: impl FnOnce(SampleSource<'_>, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     use crate::error::{Error, ErrorKind};
-    if sampling.way != SamplingMethod::Auto {
+    if sampling.method != SamplingMethod::Auto {
         let why = "--source: this system has one source; leave the option out";
         return Err(Error::new(ErrorKind::Usage, why));
     }

@@ -115,7 +115,7 @@ pub enum SamplingMethod {
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
     /// Requested method.
-    pub way: SamplingMethod,
+    pub method: SamplingMethod,
     /// Samples per second.
     pub hz: u32,
     /// Also sample waiting threads.

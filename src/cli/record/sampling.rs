@@ -117,7 +117,7 @@ pub(super) fn run(
         _ => {}
     }
     let &Options { hz, idle, off_cpu, .. } = options;
-    let sampling = Sampling { way: method, hz, idle, off_cpu, kernel, children, children_needed };
+    let sampling = Sampling { method, hz, idle, off_cpu, kernel, children, children_needed };
     let sampled = system::with_source(&process, sampling, |sampled, clock| recorder.record(sampled, clock));
     let sampled = sampled.and_then(|sampled| sampled);
     if !matches!(process, system::Process::New { .. }) {

@@ -105,7 +105,7 @@ pub(super) struct Images {
     system: System,
     /// Size of a pointer in the target.
     pointer_bytes: usize,
-    way: Option<ImageSource>,
+    source: Option<ImageSource>,
     /// Code mappings, sorted by address.
     pub(super) mappings: Vec<Mapping>,
     /// Address of the first byte of each file.
@@ -122,7 +122,7 @@ impl Images {
             exec,
             system,
             pointer_bytes,
-            way: None,
+            source: None,
             mappings: Vec::new(),
             heads: HashMap::new(),
             mach: HashMap::new(),
@@ -147,7 +147,7 @@ impl Images {
 
     /// Whether the list is the kernel's, so that its other facts about the process hold.
     pub(super) fn are_the_kernels(&self) -> bool {
-        self.way == Some(ImageSource::Kernel)
+        self.source == Some(ImageSource::Kernel)
     }
 
     /// The name of the first file.
@@ -164,7 +164,8 @@ impl Images {
 
     /// Forgets everything: another program runs.
     pub(super) fn forget(&mut self) {
-        *self = Images { way: self.way, ..Images::new(self.exec.take(), self.system, self.pointer_bytes) };
+        *self =
+            Images { source: self.source, ..Images::new(self.exec.take(), self.system, self.pointer_bytes) };
     }
 
     /// Requests the current mappings, and the bytes of new ones. Returns whether anything changed. `pc` is
@@ -177,10 +178,10 @@ impl Images {
         let before = std::mem::take(&mut self.mappings);
         self.heads.clear();
         self.mach.clear();
-        match self.way {
-            Some(way) => drop(self.list(way, stub)?),
+        match self.source {
+            Some(source) => drop(self.list(source, stub)?),
             None => {
-                for way in [
+                for source in [
                     ImageSource::Kernel,
                     ImageSource::Loader,
                     ImageSource::Dyld,
@@ -188,11 +189,11 @@ impl Images {
                     ImageSource::Nobody,
                 ] {
                     self.mappings.clear();
-                    let listed = self.list(way, stub)?;
-                    if way == ImageSource::Nobody
-                        || listed && (way != ImageSource::Kernel || pc.is_none_or(|pc| self.contains(pc)))
+                    let listed = self.list(source, stub)?;
+                    if source == ImageSource::Nobody
+                        || listed && (source != ImageSource::Kernel || pc.is_none_or(|pc| self.contains(pc)))
                     {
-                        self.way = Some(way);
+                        self.source = Some(source);
                         break;
                     }
                 }
@@ -211,8 +212,8 @@ impl Images {
     }
 
     /// Fills the list from one source; returns whether that has one.
-    fn list(&mut self, way: ImageSource, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
-        let listed = match way {
+    fn list(&mut self, source: ImageSource, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
+        let listed = match source {
             ImageSource::Kernel => self.by_kernel(stub)?,
             ImageSource::Loader => self.by_loader(stub)?,
             ImageSource::Dyld => self.by_dyld(stub)?,

@@ -109,14 +109,14 @@ pub fn with_target<R: Send>(
 /// ([`Target::call_thread`]).
 ///
 /// # Errors
-/// Those of [`with_target`]; and if the kernel refuses the method that `way` requests.
+/// Those of [`with_target`]; and if the kernel refuses the method that `sampling` requests.
 pub fn with_source<R: Send>(
     source: &Source,
     sampling: Sampling,
     clock: RealClock,
     body: impl FnOnce(SampleSource<'_>) -> R + Send,
 ) -> Result<R> {
-    let Sampling { way, off_cpu, children, .. } = sampling;
+    let Sampling { method, off_cpu, children, .. } = sampling;
     refusal::check_open_files(source)?;
     let by_kernel = in_thread(|spawner| {
         signals::note_sampler();
@@ -135,7 +135,9 @@ pub fn with_source<R: Send>(
     };
     let refused = |why: String| Err(Error::new(ErrorKind::Attach, why));
     match source {
-        _ if way == SamplingMethod::Perf => return refused(format!("cannot sample by --source perf: {why}")),
+        _ if method == SamplingMethod::Perf => {
+            return refused(format!("cannot sample by --source perf: {why}"));
+        }
         _ if off_cpu => return refused(format!("--off-cpu is recorded by perf_event only: {why}")),
         Source::Several(chosen) if !chosen.is_listed() => {
             return refused(format!("a part of the machine can be recorded by perf_event only: {why}"));
@@ -206,7 +208,7 @@ fn by_kernel(
 ) -> std::result::Result<perf::PerfSource, perf::OpenFailure> {
     let children = sampling.children;
     match source {
-        _ if sampling.way == SamplingMethod::Ptrace => {
+        _ if sampling.method == SamplingMethod::Ptrace => {
             Err(perf::OpenFailure::Refused("--source ptrace".to_owned()))
         }
         Source::Attach(pid) => {
