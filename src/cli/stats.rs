@@ -268,7 +268,7 @@ pub(super) mod tests {
             backend: "ptrace",
             backend_why: String::new(),
             cpus: 2,
-            code_mask: u64::MAX,
+            address_mask: u64::MAX,
             fp_always: false,
             cfi: true,
             stops_waits_unseen: false,

@@ -194,7 +194,7 @@ pub struct Process {
     pub cpus: usize,
     /// Mask of the bits of a code pointer that hold an address: pointer
     /// authentication (PAC) puts a signature above them. All ones where unused.
-    pub code_mask: u64,
+    pub address_mask: u64,
     /// Whether the platform keeps the frame pointer valid at all times (Apple's arm64).
     pub fp_always: bool,
     /// Whether the unwind information of its images is supported; otherwise stacks are walked by frame

@@ -86,7 +86,7 @@ impl<P: Processor> Frame<P> {
     /// The stack end if a chain of frame records ends here.
     pub(super) fn end_of_records(&self, reached: Avma, input: &Input<'_>) -> StackEnd {
         let outermost = self.address.is_return().then_some(self.address.at());
-        let next = self.registers[usize::from(P::FRAME_POINTER)] & input.code_mask;
+        let next = self.registers[usize::from(P::FRAME_POINTER)] & input.address_mask;
         // The copy starts below the stack pointer, where a thread's first function has nothing.
         let above = if outermost.is_none() { self.sp() } else { input.stack.base };
         let chain = root::Chain { next, above, reached, outermost };

@@ -20,8 +20,8 @@ pub struct Input<'a> {
     pub fp_always: bool,
     /// Limit on frames.
     pub max_depth: usize,
-    /// Address bits of a code pointer, or of a saved frame pointer (see `Process::code_mask`).
-    pub code_mask: u64,
+    /// Address bits of a code pointer, or of a saved frame pointer (see `Process::address_mask`).
+    pub address_mask: u64,
     /// The target's code.
     pub code: &'a dyn Code,
     /// Known memory of the stack above the copied bytes.
@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
             stack_limit: None,
             fp_always: false,
             max_depth: usize::MAX,
-            code_mask: u64::MAX,
+            address_mask: u64::MAX,
             code,
             outer: None,
             blocked_signals: None,

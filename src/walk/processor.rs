@@ -78,7 +78,7 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
     fn values(&self, mask: u64) -> Values<Self>;
 
     /// The address bits of a code pointer, or of a saved frame pointer; for `mask` see
-    /// [`Input::code_mask`](super::Input::code_mask).
+    /// [`Input::address_mask`](super::Input::address_mask).
     fn address_bits(pointer: u64, _mask: u64) -> u64 {
         pointer
     }

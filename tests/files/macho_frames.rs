@@ -116,7 +116,7 @@ fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     let input = walk::Input {
         fp_always: true,
         max_depth: 9,
-        code_mask: (1 << 47) - 1,
+        address_mask: (1 << 47) - 1,
         ..walk::Input::new(StackBytes { base: Avma(STACK), bytes: &record }, &text)
     };
     let mut found = Frames::default();

@@ -101,7 +101,7 @@ fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Rng) {
             stack_limit: Some(Avma(STACK + 0x800)),
             fp_always: is_arm64,
             max_depth: DEPTH_MAX,
-            code_mask: (1 << 47) - 1,
+            address_mask: (1 << 47) - 1,
             ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
         };
         for how in [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer] {

@@ -61,7 +61,7 @@ fn process(pid: u32, start: u64) -> Mapped {
         backend: "sim",
         backend_why: String::new(),
         cpus: 1,
-        code_mask: u64::MAX,
+        address_mask: u64::MAX,
         fp_always: false,
         cfi: true,
         stops_waits_unseen: true,

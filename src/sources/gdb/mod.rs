@@ -194,15 +194,15 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFa
     if let Some(told) = &told {
         layout.learn(told);
     }
-    let code_mask = code_mask(stub, &description, layout.arch, system)?;
-    let pc = told.map(|told| told.registers.pc()).map(|Avma(pc)| pc & code_mask);
+    let address_mask = address_mask(stub, &description, layout.arch, system)?;
+    let pc = told.map(|told| told.registers.pc()).map(|Avma(pc)| pc & address_mask);
     images.learn(stub, pc)?;
     if let (Some(exec), System::Bare) = (&exec, system)
         && let Some(why) = images.problem()
     {
         return Err(DescribeError::Unsupported(format!("what it runs is not {}: {why}", exec.name())));
     }
-    let process = process(stub, &images, exec.as_ref(), layout.arch, system, code_mask)?;
+    let process = process(stub, &images, exec.as_ref(), layout.arch, system, address_mask)?;
     // Several threads are tasks known to the stub, or processors.
     let knows_tasks = system == System::Bare && layout.arch == Arch::Arm && stub.run.threads.len() == 1;
     let kernel = exec.and_then(|exec| exec.kernel).filter(|_| knows_tasks);
@@ -247,7 +247,7 @@ fn system_of(stub: &Stub, description: &Description) -> System {
 }
 
 /// The address bits of a code pointer, without signature bits (PAC), if the stub reports them.
-fn code_mask(
+fn address_mask(
     stub: &mut Stub,
     description: &Description,
     arch: Arch,
@@ -282,7 +282,7 @@ fn process(
     exec: Option<&Exec>,
     arch: Arch,
     system: System,
-    code_mask: u64,
+    address_mask: u64,
 ) -> std::result::Result<Process, ConnectionError> {
     let (mut name, mut command) = (None, String::new());
     if let Some(pid) = stub.run.pid.filter(|_| system == System::Linux && images.are_the_kernels()) {
@@ -307,7 +307,7 @@ fn process(
         ),
         // Unknown; all threads found running count.
         cpus: usize::MAX,
-        code_mask,
+        address_mask,
         fp_always: system == System::Mach && arch == Arch::Aarch64,
         cfi: true,
         stops_waits_unseen: system != System::Linux,

@@ -180,7 +180,7 @@ impl GdbTarget {
         let mut ranges = Vec::new();
         for copy in copies.iter() {
             let Some(told) = &copy.told else { continue };
-            let pc = told.registers.pc().0 & self.process.code_mask;
+            let pc = told.registers.pc().0 & self.process.address_mask;
             if copy.waits.is_none() {
                 ranges.push(Range { at: pc.wrapping_sub(AROUND_BYTES as u64), bytes: 2 * AROUND_BYTES });
             }
@@ -307,7 +307,7 @@ impl GdbTarget {
     /// If only a stop shows the mappings: reads them when a thread is in unknown code, or on request.
     fn look_at_maps(&mut self, copies: &[Copy], now_ns: u64) -> Result<(), ConnectionError> {
         let known =
-            |told: &ThreadRegisters| self.images.contains(told.registers.pc().0 & self.process.code_mask);
+            |told: &ThreadRegisters| self.images.contains(told.registers.pc().0 & self.process.address_mask);
         let unknown = copies.iter().filter_map(|copy| copy.told.as_ref()).any(|told| !known(told));
         if unknown && self.stub.run.non_stop {
             self.events.push_back(TargetEvent::ImagesChanged);

@@ -20,9 +20,9 @@ const ARCH: Arch = Arch::Aarch64;
 /// Address bits of a code pointer: 47 on x86_64; on aarch64 pointers may be signed (PAC) above the 48 bits of
 /// the usual user address space.
 #[cfg(target_arch = "x86_64")]
-const CODE_MASK: u64 = u64::MAX;
+const ADDRESS_MASK: u64 = u64::MAX;
 #[cfg(target_arch = "aarch64")]
-const CODE_MASK: u64 = (1 << 48) - 1;
+const ADDRESS_MASK: u64 = (1 << 48) - 1;
 
 /// Converts a process number to a `pid_t`.
 ///
@@ -95,7 +95,7 @@ pub(super) fn describe(pid: pid_t) -> Process {
         backend: "ptrace",
         backend_why: String::new(),
         cpus: sys::cpus_of(pid),
-        code_mask: CODE_MASK,
+        address_mask: ADDRESS_MASK,
         fp_always: false,
         cfi: true,
         stops_waits_unseen: false,

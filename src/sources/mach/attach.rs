@@ -203,7 +203,7 @@ pub(super) fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
         backend_why: String::new(),
         // Unknown: any number of threads may run at once.
         cpus: cpus.filter(|cpus| *cpus > 0).unwrap_or(usize::MAX),
-        code_mask: (1 << bits) - 1,
+        address_mask: (1 << bits) - 1,
         fp_always: arch == Arch::Aarch64,
         cfi: true,
         stops_waits_unseen: true,

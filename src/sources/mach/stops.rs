@@ -63,7 +63,8 @@ impl MachTarget<'_> {
             capture.pause_ns = pause_ns;
             capture.stood_ns = std::mem::take(&mut stood_ns);
             if stop.outcome == Outcome::Captured {
-                let (sp, pc) = (capture.registers.sp().0, capture.registers.pc().0 & self.process.code_mask);
+                let (sp, pc) =
+                    (capture.registers.sp().0, capture.registers.pc().0 & self.process.address_mask);
                 if let Some(thread) = self.threads.get_mut(stop.asked.thread) {
                     thread.stack.learn(&self.memory, sp);
                     capture.stack_limit = thread.stack.limit(sp).map(Avma);
@@ -131,7 +132,7 @@ impl MachTarget<'_> {
             }
             _ => return Outcome::Unreadable("registers could not be read"),
         }
-        capture.registers = state::registers(self.process.arch, &words, self.process.code_mask);
+        capture.registers = state::registers(self.process.arch, &words, self.process.address_mask);
         let sp = capture.registers.sp().0;
         let stack_bytes = capture.stack.len();
         let from = thread.stack.red_zone(sp);

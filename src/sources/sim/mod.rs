@@ -43,7 +43,7 @@ pub use tree::{SimProcess, SimTree};
 use faults::Faults;
 use images::{Code, Module};
 use machine::{Machine, MachineEvent, MachineOutput, Setup};
-use stack::{CODE_MASK, StackImage, StackPlace};
+use stack::{ADDRESS_MASK, StackImage, StackPlace};
 use thread::{Phase, Place, Program, Thread};
 
 /// A simulated process.
@@ -119,7 +119,7 @@ impl SimTarget {
             backend: "sim",
             backend_why: String::new(),
             cpus: config.cpus,
-            code_mask: if signed { CODE_MASK } else { u64::MAX },
+            address_mask: if signed { ADDRESS_MASK } else { u64::MAX },
             // Its code keeps frame records, which are the only indication of where its threads begin.
             fp_always: true,
             // Its aarch64 code has records, but neither unwind information nor calls before the return addresses.

@@ -26,7 +26,7 @@ use super::images::Code;
 use crate::rng;
 
 /// Bits of a code pointer outside the signature.
-pub(super) const CODE_MASK: u64 = (1 << 48) - 1;
+pub(super) const ADDRESS_MASK: u64 = (1 << 48) - 1;
 const PAGE_BYTES: u64 = 4096;
 
 /// The location of a thread's stack.
@@ -83,7 +83,7 @@ impl StackImage {
         for callee in 1..depth {
             let address = code.return_address(phase.stack[callee - 1].function, phase.stack[callee].function);
             returns.push(address);
-            let signature = if sign { rng::hash(&[seed, address.0, sp]) & !CODE_MASK } else { 0 };
+            let signature = if sign { rng::hash(&[seed, address.0, sp]) & !ADDRESS_MASK } else { 0 };
             let saved = address.0 | signature;
             let frameless = phase.frameless_leaf && callee == depth - 1;
             match code.arch {

@@ -19,10 +19,10 @@ pub(super) fn walk(
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
 ) -> Walked {
-    let pc = Avma(registers.pc & input.code_mask);
+    let pc = Avma(registers.pc & input.address_mask);
     let sp = Avma(registers.sp);
-    let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
-    let link = registers.x[Aarch64::LR] & input.code_mask;
+    let frame_pointer = registers.x[Aarch64::FP] & input.address_mask;
+    let link = registers.x[Aarch64::LR] & input.address_mask;
     out.push(CodeAddress::Pc(pc).lookup());
     let own_record = facts.own_record(pc, input.code, || record::is_own(pc, input.code));
     let leaf_return = is_caller(pc, link, frame_pointer, own_record, input);
@@ -43,7 +43,7 @@ pub(super) fn link_is_caller(pc: Avma, link: u64, frame_pointer: u64, input: &In
 
 /// Like [`link_is_caller`], with the result of [`record::is_own`].
 fn is_caller(pc: Avma, link: u64, frame_pointer: u64, own_record: Option<bool>, input: &Input<'_>) -> bool {
-    let in_record = input.read::<u64>(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
+    let in_record = input.read::<u64>(Avma(frame_pointer) + 8).map(|word| word & input.address_mask);
     let no_record = match own_record {
         // Also if it repeats the record's return address: a function that recurses from one call site may be
         // stopped in its prologue.
@@ -112,7 +112,7 @@ mod tests {
         registers.x[Aarch64::FP] = STACK;
         registers.x[Aarch64::LR] = link;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input { max_depth: 64, code_mask: (1 << 47) - 1, ..Input::new(stack, &text) };
+        let input = Input { max_depth: 64, address_mask: (1 << 47) - 1, ..Input::new(stack, &text) };
         let mut out = Vec::new();
         assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, StackEnd::Root);
         out.iter().map(|address| address.0 - TEXT).collect()
@@ -179,7 +179,7 @@ mod tests {
                 stack_limit: Some(Avma(STACK + 16)),
                 fp_always: true,
                 max_depth: 64,
-                code_mask: (1 << 47) - 1,
+                address_mask: (1 << 47) - 1,
                 ..Input::new(stack, &text)
             };
             let mut out = Vec::new();

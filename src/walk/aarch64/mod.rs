@@ -4,7 +4,7 @@
 //!
 //! Differences: the return address is in the link register until a function saves it, so the row of a leaf may
 //! refer to the link register; rows of other frames cannot. Return addresses may carry a signature above the bits
-//! of [`Input::code_mask`](super::Input::code_mask), and frame pointers Swift's async mark; both are stripped. The
+//! of [`Input::address_mask`](super::Input::address_mask), and frame pointers Swift's async mark; both are stripped. The
 //! stack is not scanned.
 
 pub(super) mod call;

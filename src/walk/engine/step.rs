@@ -35,7 +35,7 @@ impl<P: Processor> Frame<P> {
                 next.registers[pc] = next.registers[P::RETURN_COLUMN];
             }
             for column in [pc, P::RETURN_COLUMN, usize::from(P::FRAME_POINTER)] {
-                next.registers[column] = P::address_bits(next.registers[column], input.code_mask);
+                next.registers[column] = P::address_bits(next.registers[column], input.address_mask);
             }
             next.address = CodeAddress::Pc(Avma(next.registers[pc]));
             return Ok(next);
@@ -44,7 +44,7 @@ impl<P: Processor> Frame<P> {
             P::LINK.is_some() && matches!(row.columns[P::RETURN_COLUMN], Column::Same | Column::Undefined);
         let address = match link_is_kept {
             true => self.link()?,
-            false => P::address_bits(next.registers[P::RETURN_COLUMN], input.code_mask),
+            false => P::address_bits(next.registers[P::RETURN_COLUMN], input.address_mask),
         };
         let sp = next.sp().0;
         Ok(next.called_from(sp, address, input))
@@ -57,7 +57,7 @@ impl<P: Processor> Frame<P> {
         self.registers[P::RETURN_COLUMN] = address;
         self.registers[P::Columns::COUNT - 1] = address;
         // Swift's mark is bit 60 (see `fp::follow`).
-        self.registers[frame_pointer] = P::address_bits(self.registers[frame_pointer], input.code_mask);
+        self.registers[frame_pointer] = P::address_bits(self.registers[frame_pointer], input.address_mask);
         self.address = CodeAddress::Return(Avma(address));
         self
     }
@@ -89,7 +89,7 @@ impl<P: Processor> Frame<P> {
         let mut next = *self;
         next.registers[usize::from(P::FRAME_POINTER)] = saved;
         let sp = record.wrapping_add(2 * P::POINTER_BYTES);
-        Ok(next.called_from(sp, P::address_bits(address, input.code_mask), input))
+        Ok(next.called_from(sp, P::address_bits(address, input.address_mask), input))
     }
 }
 
@@ -105,7 +105,7 @@ impl<P: Unwind> Frame<P> {
         let word = P::POINTER_BYTES.cast_signed();
         let at = |words: i16| Avma(cfa.wrapping_add_signed(i64::from(words) * word));
         let address = match row.return_words {
-            Some(words) => P::address_bits(self.word(at(words), input)?, input.code_mask),
+            Some(words) => P::address_bits(self.word(at(words), input)?, input.address_mask),
             None => self.link()?,
         };
         let mut next = *self;
@@ -154,7 +154,7 @@ pub(in crate::walk) fn check<P: Processor>(
         // A signal interrupts at any instruction, and its handler may run on a separate stack.
         CodeAddress::Pc(pc) => next.sp() != from.sp() && input.code.is_code(pc),
         CodeAddress::Return(address) => {
-            let frame_pointer = next.registers[usize::from(P::FRAME_POINTER)] & input.code_mask;
+            let frame_pointer = next.registers[usize::from(P::FRAME_POINTER)] & input.address_mask;
             if address == Avma(0)
                 && body::is_first(from.address, address, frame_pointer, input.code) == Some(true)
             {

@@ -67,7 +67,7 @@ impl<P: Unwind> Engine<P> {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
-        let mut frame = Frame::new(registers, input.code_mask);
+        let mut frame = Frame::new(registers, input.address_mask);
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();
         // Unwind information and the link register lead to its creator.

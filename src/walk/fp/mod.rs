@@ -46,9 +46,9 @@ pub(super) fn follow<P: Processor>(
         // Swift marks the record of an async function by bit 60 of the saved frame pointer, on arm64 and x86_64
         // (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp: SwiftAsyncFramePointer). A word that becomes 0
         // only by the mask does not end a chain.
-        let next = if saved & input.code_mask == 0 { saved } else { saved & input.code_mask };
+        let next = if saved & input.address_mask == 0 { saved } else { saved & input.address_mask };
         // On aarch64, bits 63..47 may hold a signature.
-        let return_address = word & input.code_mask;
+        let return_address = word & input.address_mask;
         if return_address == 0 {
             let begins =
                 outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()));
@@ -124,7 +124,7 @@ mod tests {
         let input = Input {
             stack_top: stack_top.map(Avma),
             max_depth: 4,
-            code_mask: 0x7fff_ffff_ffff,
+            address_mask: 0x7fff_ffff_ffff,
             ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
         };
         let mut out = Vec::new();
@@ -191,7 +191,7 @@ mod tests {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             let code = Libdyld(begins, code);
             let stack = StackBytes { base: Avma(BASE), bytes: &bytes };
-            let input = Input { max_depth: 4, code_mask: 0x7fff_ffff_ffff, ..Input::new(stack, &code) };
+            let input = Input { max_depth: 4, address_mask: 0x7fff_ffff_ffff, ..Input::new(stack, &code) };
             let (mut facts, mut out) = (Facts::default(), Vec::new());
             follow::<X86_64>(BASE, Avma(BASE), None, &input, &mut facts, &mut out).ended
         };
@@ -254,7 +254,7 @@ mod tests {
             let input = Input {
                 stack_limit: Some(Avma(limit)),
                 max_depth: 4,
-                code_mask: 0x7fff_ffff_ffff,
+                address_mask: 0x7fff_ffff_ffff,
                 ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
             };
             let mut out = Vec::new();

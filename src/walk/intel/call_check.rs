@@ -36,7 +36,7 @@ pub(in crate::walk) fn is_caller<P: Intel>(
 /// Whether rbp points to a frame record that leads to the same caller.
 fn is_at_record<P: Intel>(from: &Frame<P>, next: &Frame<P>, input: &Input<'_>) -> bool {
     let frame_pointer = usize::from(P::FRAME_POINTER);
-    let record = from.registers[frame_pointer] & input.code_mask;
+    let record = from.registers[frame_pointer] & input.address_mask;
     record >= from.sp().0
         && next.sp().0 == record.wrapping_add(2 * P::POINTER_BYTES)
         && input.read::<P::Word>(Avma(record)) == Some(next.registers[frame_pointer])

@@ -17,7 +17,7 @@ pub(in crate::walk) fn has_frame_mark(from: &Frame<X86_64>, input: &Input<'_>) -
     if !input.code.traits(from.address.lookup().at()).keeps_frame_records {
         return false;
     }
-    let record = from.registers[X86_64::RBP] & input.code_mask;
+    let record = from.registers[X86_64::RBP] & input.address_mask;
     let below = |bytes: u64| input.read::<u64>(Avma(record.checked_sub(bytes)?));
     let is_tagged = |word: u64| word & 3 == 1;
     match (below(8), below(16)) {

@@ -19,7 +19,7 @@ pub(super) fn walk(
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
 ) -> Walked {
-    let frame = Frame::new(registers, input.code_mask);
+    let frame = Frame::new(registers, input.address_mask);
     let sp = frame.sp();
     out.push(frame.address.lookup());
     let rule = cache.rule(frame.address, input.code);

@@ -35,7 +35,7 @@ impl Frame {
         // Swift marks frame pointers above their address (see `fp::follow`).
         let base = match rule.kind() {
             RuleKind::StackPointer => self.registers[RSP],
-            _ => self.registers[RBP] & input.code_mask,
+            _ => self.registers[RBP] & input.address_mask,
         };
         let at = |words: i64| Avma(base.wrapping_add_signed(words * 8));
         let address = self.word(at(rule.return_at()), input)?;
@@ -58,7 +58,7 @@ impl Frame {
                 let slot = Avma(self.sp().0.wrapping_add(bytes));
                 Ok(self.called_from(slot.0.wrapping_add(8), self.word(slot, input)?, input))
             }
-            None => self.caller_by_record(self.registers[RBP] & input.code_mask, input),
+            None => self.caller_by_record(self.registers[RBP] & input.address_mask, input),
         }
     }
 }

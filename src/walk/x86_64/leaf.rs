@@ -77,7 +77,7 @@ pub(super) fn walk(
     let pc = leaf_address.at();
     let sp = Avma(registers.gpr[X86_64::RSP]);
     // Between the mark and the push in a Swift async function's prologue rbp itself is marked.
-    let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
+    let frame_pointer = registers.gpr[X86_64::RBP] & input.address_mask;
     out.push(syscall::shown(leaf_address, registers).lookup());
     let leaf = leaves.leaf(pc, input.code);
     if let Some(rule) = leaf.rule {

@@ -28,7 +28,7 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Option<Walked> {
-        let mut frame = Frame::new(registers, input.code_mask);
+        let mut frame = Frame::new(registers, input.address_mask);
         out.clear();
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();

@@ -182,7 +182,7 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
-        let mut frame = Frame::new(registers, input.code_mask);
+        let mut frame = Frame::new(registers, input.address_mask);
         frame.address = start;
         let mut walked = self.follow(how, &mut frame, run, input, out);
         if input.code.is_interrupted() {
@@ -479,9 +479,9 @@ impl Unwinder {
             // The processor predicts this branch, and continues from record to record before it has looked up any
             // rule.
             let caller = if rule.is_record() {
-                by_record(sp, frame_pointer & input.code_mask, words)
+                by_record(sp, frame_pointer & input.address_mask, words)
             } else {
-                by_rule(rule, sp, frame_pointer, frame_pointer & input.code_mask, words)
+                by_rule(rule, sp, frame_pointer, frame_pointer & input.address_mask, words)
             };
             let Some(caller) = caller else { break };
             let address = CodeAddress::Return(Avma(caller.return_address));

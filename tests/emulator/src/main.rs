@@ -62,7 +62,7 @@ fn input<'a>(boundary: &Boundary<'a>, code: &'a ImageView<'a>) -> walk::Input<'a
         stack_limit: Some(boundary.stack_limit),
         fp_always: boundary.arch == Arch::Arm64,
         max_depth: 512,
-        code_mask: ADDRESS_MASK,
+        address_mask: ADDRESS_MASK,
         ..walk::Input::new(boundary.stack, code)
     }
 }

@@ -131,7 +131,7 @@ fn a_permitted_attach_leaves_nothing_suspended() {
         assert_eq!((process.pid, process.name.as_str(), process.cpus), (500, "canned", 8));
         assert_eq!(process.command, "canned");
         if process.arch == Arch::Aarch64 {
-            assert_eq!(process.code_mask, (1 << ADDRESS_BITS) - 1);
+            assert_eq!(process.address_mask, (1 << ADDRESS_BITS) - 1);
         }
         drop(target);
         kernel.assert_clean();

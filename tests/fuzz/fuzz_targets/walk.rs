@@ -53,7 +53,7 @@ fuzz_target!(|data: &[u8]| {
         stack_limit: (kind & 4 != 0).then_some(Avma(STACK + 0x800)),
         fp_always: kind & 8 != 0,
         max_depth: MAX_DEPTH,
-        code_mask: if kind & 16 == 0 { u64::MAX } else { (1 << 47) - 1 },
+        address_mask: if kind & 16 == 0 { u64::MAX } else { (1 << 47) - 1 },
         ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
     };
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());

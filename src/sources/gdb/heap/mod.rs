@@ -166,7 +166,7 @@ impl GdbHeap {
         if let Some(tid) = tid
             && let Some(registers) = self.registers(tid)?
         {
-            let at = registers.pc().0 & self.target.process.code_mask;
+            let at = registers.pc().0 & self.target.process.address_mask;
             if self.breakpoints.is_at(at) {
                 let thread = self.target.current_thread(tid);
                 self.take_breakpoint(thread, &registers, at)?;
@@ -246,7 +246,7 @@ impl GdbHeap {
         let arch = self.target.process.arch;
         let (return_address, returned_sp) = match registers {
             Registers::Arm(arm) => (arm.r[Arm::LR], sp),
-            Registers::Aarch64(aarch64) => (aarch64.x[Aarch64::LR] & self.target.process.code_mask, sp),
+            Registers::Aarch64(aarch64) => (aarch64.x[Aarch64::LR] & self.target.process.address_mask, sp),
             Registers::X86(_) => (self.word(sp, 4)?, sp.wrapping_add(4)),
             Registers::X86_64(_) => (self.word(sp, 8)?, sp.wrapping_add(8)),
         };

@@ -118,7 +118,7 @@ impl Stepped {
             backend: "sim",
             backend_why: String::new(),
             cpus: 1,
-            code_mask: u64::MAX,
+            address_mask: u64::MAX,
             fp_always: false,
             cfi: true,
             stops_waits_unseen: false,

@@ -135,7 +135,7 @@ pub(super) fn sample(
 }
 
 /// Program counter and return addresses, by following the frame records to 0.
-pub(super) fn walk(capture: &Capture, code_mask: u64) -> Vec<Avma> {
+pub(super) fn walk(capture: &Capture, address_mask: u64) -> Vec<Avma> {
     let (base, mut fp) = match capture.registers {
         Registers::X86_64(r) => (r.gpr[X86_64::RSP], r.gpr[X86_64::RBP]),
         Registers::Aarch64(r) => (r.sp, r.x[Aarch64::FP]),
@@ -147,7 +147,7 @@ pub(super) fn walk(capture: &Capture, code_mask: u64) -> Vec<Avma> {
         assert!(fp >= base && fp % 8 == 0, "frame record at {fp:#x} below {base:#x}");
         let (Some(next), Some(address)) = (word(fp), word(fp + 8)) else { break };
         assert!(next == 0 || next > fp, "records go up");
-        addresses.push(Avma(address & code_mask));
+        addresses.push(Avma(address & address_mask));
         fp = next;
     }
     addresses
@@ -165,7 +165,7 @@ pub(super) fn assert_walks(target: &SimTarget, ledger: &Rc<SimLedger>, thread: T
     let seed = target.config.seed;
     assert_eq!(truth.thread, thread, "seed {seed}");
     assert_eq!(truth.names.len(), truth.addresses.len(), "seed {seed}");
-    let mut walked = walk(capture, target.process().code_mask);
+    let mut walked = walk(capture, target.process().address_mask);
     if walked.len() + 1 == truth.addresses.len() {
         // A frameless leaf: its caller is only where the call put it.
         let caller = match capture.registers {

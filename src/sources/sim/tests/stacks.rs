@@ -52,7 +52,7 @@ fn signed_return_addresses_differ_from_plain_ones_only_above_the_mask() {
     config.signed_returns = true;
     let (target, capture) = capture_of(&config, STACK_BYTES);
     let raw = walk(&capture, u64::MAX);
-    let masked = walk(&capture, target.process().code_mask);
+    let masked = walk(&capture, target.process().address_mask);
     assert!(raw.iter().zip(&masked).any(|(raw, masked)| raw != masked));
     assert_eq!(masked, target.ledger().last_capture().expect("captured").addresses);
 }

@@ -110,7 +110,7 @@ fn check_by(
     let input = Input {
         fp_always: rows.fp_always,
         max_depth: 8,
-        code_mask: (1 << 47) - 1,
+        address_mask: (1 << 47) - 1,
         ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, rows)
     };
     let mut unwinder = walk::Unwinder::default();
