@@ -271,7 +271,7 @@ pub(super) mod tests {
             address_mask: u64::MAX,
             fp_always: false,
             cfi: true,
-            stops_waits_unseen: false,
+            stops_interrupt_syscalls: true,
             stops_hold_all: false,
         }
     }

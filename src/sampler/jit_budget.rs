@@ -130,7 +130,7 @@ mod tests {
             address_mask: u64::MAX,
             fp_always: false,
             cfi: true,
-            stops_waits_unseen: true,
+            stops_interrupt_syscalls: false,
             stops_hold_all: false,
         });
         let mut recorder = Recorder::new(&clock, &options, &process.0.clone());

@@ -200,9 +200,9 @@ pub struct Process {
     /// Whether the unwind information of its images is supported; otherwise stacks are walked by frame
     /// pointers (Mach-O: macOS keeps them).
     pub cfi: bool,
-    /// Whether a stop does not disturb a blocking system call. Where it does (Linux: EINTR), waiting threads
-    /// are not stopped for a profile of CPU time.
-    pub stops_waits_unseen: bool,
+    /// Whether a stop interrupts a blocking system call (Linux: EINTR): then waiting threads are not stopped for a
+    /// profile of CPU time.
+    pub stops_interrupt_syscalls: bool,
     /// Whether a stop holds every thread of the target instead of one (macOS: the task).
     pub stops_hold_all: bool,
 }

@@ -64,7 +64,7 @@ fn process(pid: u32, start: u64) -> Mapped {
         address_mask: u64::MAX,
         fp_always: false,
         cfi: true,
-        stops_waits_unseen: true,
+        stops_interrupt_syscalls: false,
         stops_hold_all: false,
     };
     Mapped { process, start }

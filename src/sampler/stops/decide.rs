@@ -29,7 +29,7 @@ impl StopDriver<'_> {
             Activity::Waiting if self.options.idle => self.decide_waiting(id, status),
             // It ran and waits again. Its time is carried to a sample that finds it running, which shows where it
             // was used. Finding it waiting every time by chance is unlikely (e^-4).
-            Activity::Waiting if moved && self.target.process().stops_waits_unseen => {
+            Activity::Waiting if moved && !self.target.process().stops_interrupt_syscalls => {
                 let periods = if self.schedule.is_closing() { 1 } else { CARRIED_PERIODS };
                 account.clock.used_at_least(periods, self.options.hz) && self.ask(id, true)
             }

@@ -310,7 +310,7 @@ fn process(
         address_mask,
         fp_always: system == System::Mach && arch == Arch::Aarch64,
         cfi: true,
-        stops_waits_unseen: system != System::Linux,
+        stops_interrupt_syscalls: system == System::Linux,
         stops_hold_all: true,
     })
 }

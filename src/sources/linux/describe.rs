@@ -98,7 +98,7 @@ pub(super) fn describe(pid: pid_t) -> Process {
         address_mask: ADDRESS_MASK,
         fp_always: false,
         cfi: true,
-        stops_waits_unseen: false,
+        stops_interrupt_syscalls: true,
         stops_hold_all: false,
     }
 }

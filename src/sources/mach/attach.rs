@@ -206,7 +206,7 @@ pub(super) fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
         address_mask: (1 << bits) - 1,
         fp_always: arch == Arch::Aarch64,
         cfi: true,
-        stops_waits_unseen: true,
+        stops_interrupt_syscalls: false,
         stops_hold_all: true,
     }
 }

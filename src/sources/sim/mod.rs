@@ -124,7 +124,7 @@ impl SimTarget {
             fp_always: true,
             // Its aarch64 code has records, but neither unwind information nor calls before the return addresses.
             cfi: config.simulated_arch() == crate::arch::Arch::X86_64,
-            stops_waits_unseen: false,
+            stops_interrupt_syscalls: true,
             stops_hold_all: false,
         };
         let machine = Machine::new(Setup {

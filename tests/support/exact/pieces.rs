@@ -92,7 +92,7 @@ impl<'a> Pieces<'a> {
             address_mask: u64::MAX,
             fp_always: false,
             cfi: true,
-            stops_waits_unseen: false,
+            stops_interrupt_syscalls: true,
             stops_hold_all: false,
         };
         Pieces {

@@ -49,7 +49,7 @@ pub(super) fn start(
     let process = Process {
         backend: "heap",
         backend_why: format!("one allocation in {} bytes, by a library that it loads", options.every_bytes),
-        stops_waits_unseen: true,
+        stops_interrupt_syscalls: false,
         // Not the name that it has now: it may run another program already.
         name: command.words.first().map(|program| command_name(program)).unwrap_or_default(),
         ..describe::describe(pid)

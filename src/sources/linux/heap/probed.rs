@@ -99,7 +99,7 @@ impl ProbedHeap {
                 (entry_ns + return_ns) as f64 / 1000.0,
                 entry_ns as f64 / 1000.0
             ),
-            stops_waits_unseen: true,
+            stops_interrupt_syscalls: false,
             ..describe::describe(number)
         };
         let mut process = LinuxProcess::new(number, process, Arc::new(TargetFiles::of(number)));

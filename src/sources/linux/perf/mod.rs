@@ -191,7 +191,7 @@ fn describe(pid: pid_t, options: EventOptions) -> Process {
     Process {
         backend: "perf_event",
         backend_why: format!("{kernel}, {over}{waits}"),
-        stops_waits_unseen: true,
+        stops_interrupt_syscalls: false,
         ..describe::describe(pid)
     }
 }

@@ -121,7 +121,7 @@ impl Stepped {
             address_mask: u64::MAX,
             fp_always: false,
             cfi: true,
-            stops_waits_unseen: false,
+            stops_interrupt_syscalls: true,
             stops_hold_all: false,
         };
         let bytes = STACKS as u64 * STACK_BYTES;
