@@ -333,7 +333,7 @@ mod tests {
     use super::*;
     use crate::gate::judge;
     use crate::gate::unit::Unit;
-    use crate::gate::verdict::State;
+    use crate::gate::verdict::FunctionState;
     use crate::rng::Rng;
 
     /// Approximately normal: the sum of twelve uniform numbers (Irwin and Hall).
@@ -375,7 +375,7 @@ mod tests {
     }
 
     fn is_slower(report: &Report, name: &str) -> bool {
-        report.functions.iter().any(|row| row.name == name && matches!(row.state, State::Slower))
+        report.functions.iter().any(|row| row.name == name && matches!(row.state, FunctionState::Slower))
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::measurements::{FunctionSamples, Measurements};
 use super::noise::Noise;
 use super::orders::Orders;
 use super::statistic::{Values, mean};
-use super::verdict::{Change, FunctionChange, MovedWhy, Options, Report, State, Strength, Verdict};
+use super::verdict::{Change, FunctionChange, FunctionState, MovedWhy, Options, Report, Strength, Verdict};
 use super::weak;
 
 /// Largest p-value at which callees, or the rest of the program, count as fallen. Strict, because otherwise a
@@ -61,7 +61,7 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
         report.total_grown = weak::total_grown(measured, options);
         for function in &mut functions {
             if weak::function_grown(measured, function.samples, &function.gain, options) {
-                function.state = State::Slower;
+                function.state = FunctionState::Slower;
             }
         }
     } else {
@@ -74,8 +74,8 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
         report.moved_why = moved(measured, &functions, &orders, options);
     }
     if report.moved_why.is_some() {
-        for function in functions.iter_mut().filter(|function| function.state == State::Slower) {
-            function.state = State::Moved;
+        for function in functions.iter_mut().filter(|function| function.state == FunctionState::Slower) {
+            function.state = FunctionState::Moved;
         }
     }
     functions.sort_by(|a, b| {
@@ -84,7 +84,7 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
             .then(b.gain.gained.abs().total_cmp(&a.gain.gained.abs()))
             .then(a.samples.name.cmp(&b.samples.name))
     });
-    let fails = |state| state == State::Slower || (options.strict && state == State::Moved);
+    let fails = |state| state == FunctionState::Slower || (options.strict && state == FunctionState::Moved);
     if report.total_grown || functions.iter().any(|function| fails(function.state)) {
         report.verdict = Verdict::Regression;
     }
@@ -96,7 +96,7 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
 struct Candidate<'a> {
     samples: &'a FunctionSamples,
     gain: Gain,
-    state: State,
+    state: FunctionState,
     p: Option<f64>,
     q: Option<f64>,
 }
@@ -104,7 +104,7 @@ struct Candidate<'a> {
 impl<'a> Candidate<'a> {
     fn of(measured: &Measurements, samples: &'a FunctionSamples) -> Candidate<'a> {
         let gain = Gain::of(measured, &samples.own);
-        Candidate { samples, gain, state: State::Steady, p: None, q: None }
+        Candidate { samples, gain, state: FunctionState::Steady, p: None, q: None }
     }
 
     fn into_change(self, measured: &Measurements) -> FunctionChange {
@@ -163,12 +163,12 @@ fn test_functions(
         let relative = change(mean(base), mean(new));
         let cpu = Values::new(&cpu, None);
         if grew && relative > options.max_increase && test_one(&cpu, orders) <= options.alpha {
-            function.state = State::Slower;
+            function.state = FunctionState::Slower;
         } else if !grew
             && relative < -options.max_increase
             && test_one(&cpu.negated(), orders) <= options.alpha
         {
-            function.state = State::Faster;
+            function.state = FunctionState::Faster;
         }
     }
 }
@@ -181,12 +181,12 @@ fn moved(
     options: &Options,
 ) -> Option<MovedWhy> {
     let in_state = |state| functions.iter().filter(move |function| function.state == state);
-    let grown = in_state(State::Slower).map(|function| function.samples.own.as_slice());
+    let grown = in_state(FunctionState::Slower).map(|function| function.samples.own.as_slice());
     let grown: Vec<f64> = sum(measured, grown);
-    in_state(State::Slower).next()?;
+    in_state(FunctionState::Slower).next()?;
     let gained_by_grown = Gain::of(measured, &grown).gained;
-    if in_state(State::Faster).next().is_some() {
-        let shrunk = in_state(State::Faster).map(|function| function.samples.own.as_slice());
+    if in_state(FunctionState::Faster).next().is_some() {
+        let shrunk = in_state(FunctionState::Faster).map(|function| function.samples.own.as_slice());
         let shrunk = sum(measured, shrunk);
         let changed = Gain::of(measured, &sum(measured, [shrunk.as_slice(), &grown].into_iter()));
         let p = test_one(&Values::new(changed.values(), None), orders);
@@ -197,7 +197,7 @@ fn moved(
             return Some(MovedWhy::Balanced);
         }
     }
-    if in_state(State::Slower).all(|function| callees_fell(measured, function, orders)) {
+    if in_state(FunctionState::Slower).all(|function| callees_fell(measured, function, orders)) {
         return Some(MovedWhy::FromCallees);
     }
     let rest: Vec<f64> = measured.totals.iter().zip(&grown).map(|(total, grown)| total - grown).collect();

@@ -60,7 +60,7 @@ pub fn check(
     detectable::add(&measurements, &mut report);
     let paths = call_path::CallPaths::of(stacks, &measurements);
     for function in &mut report.functions {
-        if matches!(function.state, verdict::State::Slower | verdict::State::Moved) {
+        if matches!(function.state, verdict::FunctionState::Slower | verdict::FunctionState::Moved) {
             function.place = paths.of_function(&function.name);
         }
     }

@@ -83,7 +83,7 @@ pub struct Change {
 
 /// Result for a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
+pub enum FunctionState {
     /// It got slower.
     Slower,
     /// It grew by cost that other functions lost.
@@ -94,15 +94,15 @@ pub enum State {
     Steady,
 }
 
-impl State {
+impl FunctionState {
     /// Its word in reports.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
-            State::Slower => "slower",
-            State::Moved => "moved",
-            State::Faster => "faster",
-            State::Steady => "steady",
+            FunctionState::Slower => "slower",
+            FunctionState::Moved => "moved",
+            FunctionState::Faster => "faster",
+            FunctionState::Steady => "steady",
         }
     }
 
@@ -110,8 +110,8 @@ impl State {
     #[must_use]
     pub fn word_of(self, unit: Unit) -> &'static str {
         match (self, unit) {
-            (State::Slower, Unit::Bytes) => "more",
-            (State::Faster, Unit::Bytes) => "less",
+            (FunctionState::Slower, Unit::Bytes) => "more",
+            (FunctionState::Faster, Unit::Bytes) => "less",
             _ => self.word(),
         }
     }
@@ -123,7 +123,7 @@ pub struct FunctionChange {
     /// Name.
     pub name: String,
     /// Its result.
-    pub state: State,
+    pub state: FunctionState,
     /// Its self CPU time.
     pub cpu: Change,
     /// Mean fraction of self time in the run's CPU time, base.
@@ -233,11 +233,11 @@ mod tests {
     #[test]
     fn memory_is_called_more_or_less_instead_of_slower() {
         assert_eq!(
-            (State::Slower.word_of(Unit::Bytes), State::Faster.word_of(Unit::Bytes)),
+            (FunctionState::Slower.word_of(Unit::Bytes), FunctionState::Faster.word_of(Unit::Bytes)),
             ("more", "less")
         );
         assert_eq!(
-            (State::Slower.word_of(Unit::Seconds), State::Moved.word_of(Unit::Bytes)),
+            (FunctionState::Slower.word_of(Unit::Seconds), FunctionState::Moved.word_of(Unit::Bytes)),
             ("slower", "moved")
         );
     }

@@ -11,7 +11,7 @@ pub mod text;
 use super::detectable::POWER;
 use super::interval::Interval;
 use super::unit::Unit;
-use super::verdict::{CallPath, Change, FunctionChange, Nameless, Report, State, Strength, Verdict};
+use super::verdict::{CallPath, Change, FunctionChange, FunctionState, Nameless, Report, Strength, Verdict};
 use super::weak;
 use crate::diff::report::{digits, percent};
 
@@ -26,7 +26,7 @@ pub fn headline(report: &Report) -> String {
     if report.total_grown {
         slower.push(format!("the program's {quantity} grew {}", growth(report.total.relative)));
     }
-    let grown = in_state(State::Slower);
+    let grown = in_state(FunctionState::Slower);
     match (grown, report.functions.first()) {
         (1, Some(row)) if is_new(row) => {
             slower.push(format!("{} is new, {:.1}% of {quantity}", row.name, 100.0 * row.share_new));
@@ -42,7 +42,7 @@ pub fn headline(report: &Report) -> String {
         }
         _ => {}
     }
-    let moved = in_state(State::Moved);
+    let moved = in_state(FunctionState::Moved);
     if report.options.strict && moved > 0 && report.verdict == Verdict::Regression {
         slower.push(format!("cost moved to {}", functions(moved)));
     }
@@ -121,9 +121,9 @@ fn function_line(report: &Report, row: &FunctionChange) -> String {
         return format!("{} is new: {} of {quantity}", row.name, amount(row.cpu.new, report.unit));
     }
     let change = match row.state {
-        State::Slower => format!("{} {}", report.unit.grew(), growth(row.cpu.relative)),
-        State::Moved => format!("grew {} by cost that moved", growth(row.cpu.relative)),
-        State::Faster | State::Steady => percent(row.cpu.relative),
+        FunctionState::Slower => format!("{} {}", report.unit.grew(), growth(row.cpu.relative)),
+        FunctionState::Moved => format!("grew {} by cost that moved", growth(row.cpu.relative)),
+        FunctionState::Faster | FunctionState::Steady => percent(row.cpu.relative),
     };
     format!(
         "{} {change}: {} -> {} of {}",
@@ -136,12 +136,12 @@ fn function_line(report: &Report, row: &FunctionChange) -> String {
 
 /// Whether a function fails the gate.
 fn fails(report: &Report, row: &FunctionChange) -> bool {
-    row.state == State::Slower || (row.state == State::Moved && report.options.strict)
+    row.state == FunctionState::Slower || (row.state == FunctionState::Moved && report.options.strict)
 }
 
 /// Functions with a separate verdict: those that fail, and those that cost moved to.
 fn judged(report: &Report) -> impl Iterator<Item = &FunctionChange> {
-    report.functions.iter().filter(|row| matches!(row.state, State::Slower | State::Moved))
+    report.functions.iter().filter(|row| matches!(row.state, FunctionState::Slower | FunctionState::Moved))
 }
 
 /// The growth, after the verb: `by 5.2%`, `to 12 times` from ten times on.
@@ -254,7 +254,7 @@ fn notes(report: &Report) -> Vec<String> {
 
 /// Functions to show: those that changed.
 fn shown(report: &Report) -> Vec<&FunctionChange> {
-    report.functions.iter().filter(|row| row.state != State::Steady).collect()
+    report.functions.iter().filter(|row| row.state != FunctionState::Steady).collect()
 }
 
 /// CPU time without its unit.

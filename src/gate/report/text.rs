@@ -7,7 +7,7 @@ use super::{
     total, unseen,
 };
 use crate::diff::report::percent;
-use crate::gate::verdict::{FunctionChange, Report, State};
+use crate::gate::verdict::{FunctionChange, FunctionState, Report};
 
 /// The verdict with at most `top` functions.
 #[must_use]
@@ -78,7 +78,8 @@ fn table(out: &mut String, report: &Report, rows: &[&FunctionChange], top: usize
     }
     for row in rows.iter().take(top) {
         let _ = writeln!(out, "{}", line(report, row));
-        if let Some(place) = row.place.as_ref().filter(|_| matches!(row.state, State::Slower | State::Moved))
+        if let Some(place) =
+            row.place.as_ref().filter(|_| matches!(row.state, FunctionState::Slower | FunctionState::Moved))
         {
             let _ = writeln!(out, "{:8}{:.0}% of it at {}", "", 100.0 * place.part, path_text(place));
             if let Some(text) = nameless(report, place) {

@@ -2,7 +2,7 @@
 
 use stackprof::gate::measurements::FunctionSamples;
 use stackprof::gate::unit::Unit;
-use stackprof::gate::verdict::{MovedWhy, State};
+use stackprof::gate::verdict::{FunctionState, MovedWhy};
 use stackprof::gate::{Measurements, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;
 
@@ -32,7 +32,7 @@ fn report(rng: &mut Rng, runs: usize, noise: f64, functions: &[Function]) -> Rep
     )
 }
 
-fn state(report: &Report, name: &str) -> State {
+fn state(report: &Report, name: &str) -> FunctionState {
     report.functions.iter().find(|row| row.name == name).unwrap().state
 }
 
@@ -52,17 +52,17 @@ fn a_function_that_is_the_whole_program_is_named() {
             assert_eq!(report.verdict, Verdict::Regression);
             assert!(report.total_grown, "{:?}", report.total);
             let first = &report.functions[0];
-            assert_eq!((first.name.as_str(), first.state), ("hot", State::Slower), "{first:?}");
+            assert_eq!((first.name.as_str(), first.state), ("hot", FunctionState::Slower), "{first:?}");
             assert!((first.gained / gained - 1.0).abs() < 0.05, "{} {gained}", first.gained);
         }
     }
     // Without a test, too.
     for functions in [&[("hot", 1000.0, 2000.0)][..], &[("hot", 9700.0, 19_400.0), ("other", 300.0, 300.0)]] {
         let report = report(&mut rng, 1, 0.02, functions);
-        assert!(report.total_grown && state(&report, "hot") == State::Slower, "{report:?}");
+        assert!(report.total_grown && state(&report, "hot") == FunctionState::Slower, "{report:?}");
     }
     let faster = report(&mut rng, 7, 0.02, &[("hot", 2000.0, 1000.0)]);
-    assert_eq!((faster.verdict, state(&faster, "hot")), (Verdict::Pass, State::Faster));
+    assert_eq!((faster.verdict, state(&faster, "hot")), (Verdict::Pass, FunctionState::Faster));
 }
 
 #[test]
@@ -78,13 +78,15 @@ fn moved_cost_must_explain_the_growth() {
     };
     for rest in [None, Some(("steady", 30.0, 30.0)), Some(("steady", 600.0, 600.0))] {
         // A third of `a`'s gain, then all of it.
-        for (lost, noise, expected) in [(40.0, 0.002, State::Slower), (110.0, 0.002, State::Moved)] {
+        for (lost, noise, expected) in
+            [(40.0, 0.002, FunctionState::Slower), (110.0, 0.002, FunctionState::Moved)]
+        {
             let functions: Vec<Function> = changed(lost).into_iter().chain(rest).collect();
             let report = report(&mut rng, 7, noise, &functions);
             let row = report.functions.iter().find(|row| row.name == "a").unwrap();
             assert_eq!(row.state, expected, "{lost} {rest:?}: {:?} {:?}", report.moved_why, report.functions);
-            assert_eq!(report.verdict == Verdict::Regression, expected == State::Slower);
-            let why = (expected == State::Moved).then_some(MovedWhy::Balanced);
+            assert_eq!(report.verdict == Verdict::Regression, expected == FunctionState::Slower);
+            let why = (expected == FunctionState::Moved).then_some(MovedWhy::Balanced);
             assert_eq!(report.moved_why, why);
         }
     }
@@ -103,7 +105,7 @@ fn unchanged_programs_with_few_functions_fail_no_more_often() {
         for _ in 0..400 {
             let report = report(&mut rng, 5, 0.15, functions);
             failed += u32::from(report.verdict == Verdict::Regression);
-            blamed += u32::from(report.functions.iter().any(|row| row.state == State::Slower));
+            blamed += u32::from(report.functions.iter().any(|row| row.state == FunctionState::Slower));
         }
         // Expected: 20 of 400 (standard deviation 4.4), 10 by a function (3.1).
         assert!(failed <= 30 && blamed <= 18, "{failed} {blamed} {functions:?}");

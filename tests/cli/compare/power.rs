@@ -4,7 +4,7 @@
 
 use stackprof::gate::measurements::FunctionSamples;
 use stackprof::gate::unit::Unit;
-use stackprof::gate::verdict::{MovedWhy, State};
+use stackprof::gate::verdict::{FunctionState, MovedWhy};
 use stackprof::gate::{Measurements, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;
 
@@ -92,7 +92,10 @@ fn named_first(reports: &[Report]) -> usize {
     let first = format!("f{SLOWED:02}");
     let named = |report: &&Report| {
         report.verdict == Verdict::Regression
-            && report.functions.first().is_some_and(|row| row.name == first && row.state == State::Slower)
+            && report
+                .functions
+                .first()
+                .is_some_and(|row| row.name == first && row.state == FunctionState::Slower)
     };
     reports.iter().filter(named).count()
 }
@@ -134,7 +137,7 @@ fn many_functions_near_min_share_fail_no_more_often() {
     let mut blamed = 0;
     for _ in 0..400 {
         let report = judge(&flat(&mut rng, 5, 300, 400.0), &Options::default());
-        blamed += usize::from(report.functions.iter().any(|row| row.state == State::Slower));
+        blamed += usize::from(report.functions.iter().any(|row| row.state == FunctionState::Slower));
     }
     // Expected: 2.5 % is 10 (standard deviation 3.1).
     assert!(blamed <= 18, "{blamed} of 400 gates");
@@ -193,7 +196,7 @@ fn a_uniform_slowdown_belongs_to_the_total() {
     let total = reports.iter().filter(|report| report.total_grown).count();
     assert!(total >= 95, "{total} of 100");
     let blamed =
-        reports.iter().filter(|report| report.functions.iter().any(|row| row.state == State::Slower));
+        reports.iter().filter(|report| report.functions.iter().any(|row| row.state == FunctionState::Slower));
     assert!(blamed.count() <= 5);
 }
 
@@ -208,7 +211,7 @@ fn moved_cost_is_reported_and_fails_only_if_strict() {
     assert!(failed(&reports) <= 10, "{} of 100 fail", failed(&reports));
     let told = |report: &&Report| {
         let state = |name: &str| report.functions.iter().find(|row| row.name == name).map(|row| row.state);
-        state("f11") == Some(State::Moved) && state("f00") == Some(State::Faster)
+        state("f11") == Some(FunctionState::Moved) && state("f00") == Some(FunctionState::Faster)
     };
     assert!(reports.iter().filter(told).count() >= 80, "{}", reports.iter().filter(told).count());
     let mut rng = Rng::new(7);
@@ -237,7 +240,7 @@ fn inlined_callees_are_no_regression() {
         let report = judge(&measured, &Options::default());
         let row = report.functions.iter().find(|row| row.name == "f11").unwrap();
         by_inlining +=
-            usize::from(row.state == State::Moved && report.moved_why == Some(MovedWhy::FromCallees));
+            usize::from(row.state == FunctionState::Moved && report.moved_why == Some(MovedWhy::FromCallees));
     }
     assert!(by_inlining >= 80, "{by_inlining} of 100");
 }
@@ -270,8 +273,9 @@ fn cost_moved_into_the_main_function_is_no_regression() {
 fn a_faster_function_makes_no_other_fail() {
     let reports = gates(100, RUNS, |function| if function == 0 { -0.09 } else { 0.0 });
     assert!(failed(&reports) <= 5, "{} of 100 fail", failed(&reports));
-    let faster =
-        |report: &&Report| report.functions.iter().any(|row| row.name == "f00" && row.state == State::Faster);
+    let faster = |report: &&Report| {
+        report.functions.iter().any(|row| row.name == "f00" && row.state == FunctionState::Faster)
+    };
     let found = reports.iter().filter(faster).count();
     assert!(found >= 95, "{found} of 100");
 }
