@@ -3,7 +3,7 @@
 //! `arch::Arch` is its name, and the folder of that name has the rest.
 
 use super::Code;
-use super::flow::state::{Effect, State};
+use super::flow::state::{Effect, FlowState};
 use super::words::Word;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{Columns, Row};
@@ -70,8 +70,8 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
 
     /// The address of code, and the state of a path that starts there. If the lowest bit of code addresses is the
     /// instruction set, it is cleared.
-    fn begin(at: Avma) -> (Avma, State) {
-        (at, State::new())
+    fn begin(at: Avma) -> (Avma, FlowState) {
+        (at, FlowState::new())
     }
 
     /// The values of all columns of a stopped thread. `mask`: the address bits of a code pointer.
@@ -85,7 +85,7 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
 
     /// Executes the instruction at the start of `bytes`, at the address `at`; returns its effect and length.
     /// `None` for an invalid instruction.
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)>;
+    fn step(at: Avma, bytes: &[u8], state: &mut FlowState) -> Option<(Effect, u64)>;
 
     /// Whether a call precedes an address in executable memory.
     fn returns(address: Avma, code: &dyn Code) -> bool;

@@ -6,12 +6,12 @@
 //! Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
 
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, Place, State, Value};
+use crate::walk::flow::state::{Effect, FlowState, Place, Value};
 
 const SP: u8 = 31;
 
 /// Implements [`Processor::step`](crate::walk::processor::Processor::step).
-pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+pub(super) fn step(at: Avma, bytes: &[u8], state: &mut FlowState) -> Option<(Effect, u64)> {
     let word = u32::from_le_bytes(*bytes.first_chunk()?);
     let effect = match word >> 25 & 0b1111 {
         0b1000 | 0b1001 => {
@@ -43,13 +43,13 @@ fn signed(value: u32, bits: u32) -> i64 {
 }
 
 /// Sets a register, where 31 is the zero register.
-fn set(state: &mut State, register: u8, value: Value) {
+fn set(state: &mut FlowState, register: u8, value: Value) {
     if register != 31 {
         state.set(register, value);
     }
 }
 
-fn immediate(word: u32, state: &mut State) {
+fn immediate(word: u32, state: &mut FlowState) {
     let (to, from) = (field(word, 0), field(word, 5));
     match word >> 23 & 0b111 {
         // add, sub
@@ -83,7 +83,7 @@ fn immediate(word: u32, state: &mut State) {
     }
 }
 
-fn register(word: u32, state: &mut State) {
+fn register(word: u32, state: &mut FlowState) {
     let (to, from, other) = (field(word, 0), field(word, 5), field(word, 16));
     // pacia, autia, xpaci and variants sign or strip the value in place
     if word & 0xffff_0000 == 0xdac1_0000 {
@@ -118,7 +118,7 @@ fn register(word: u32, state: &mut State) {
 }
 
 /// Loads and stores.
-fn memory(word: u32, state: &mut State) {
+fn memory(word: u32, state: &mut FlowState) {
     let (first, base) = (field(word, 0), field(word, 5));
     let is_vector = word >> 26 & 1 == 1;
     if word & 0x3a00_0000 == 0x2800_0000 {
@@ -165,7 +165,7 @@ fn memory(word: u32, state: &mut State) {
     }
 }
 
-fn pair(word: u32, state: &mut State) {
+fn pair(word: u32, state: &mut FlowState) {
     let (first, base, second) = (field(word, 0), field(word, 5), field(word, 10));
     let (size, is_vector, is_load) = (word >> 30, word >> 26 & 1 == 1, word >> 22 & 1 == 1);
     let scale = match (is_vector, size) {
@@ -193,7 +193,13 @@ fn pair(word: u32, state: &mut State) {
 }
 
 /// The address of the access; updates the base register if the instruction does.
-fn access(state: &mut State, base: u8, distance: i64, writes_back: bool, is_before: bool) -> Option<Place> {
+fn access(
+    state: &mut FlowState,
+    base: u8,
+    distance: i64,
+    writes_back: bool,
+    is_before: bool,
+) -> Option<Place> {
     let there = state.sum(base, distance);
     let place = state.place(base).map(|place| if is_before { place.plus(distance) } else { place });
     if writes_back {

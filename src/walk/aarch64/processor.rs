@@ -5,7 +5,7 @@ use crate::addr::Avma;
 use crate::arch::{Aarch64, Arch};
 use crate::binary::frame_rule::{AARCH64_COLUMNS, AARCH64_PC, Column};
 use crate::walk::Code;
-use crate::walk::flow::state::{Effect, State};
+use crate::walk::flow::state::{Effect, FlowState};
 use crate::walk::processor::{Processor, SignalFrame};
 
 pub(super) const FP: usize = Aarch64::FP;
@@ -44,7 +44,7 @@ impl Processor for Aarch64 {
         pointer & mask
     }
 
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+    fn step(at: Avma, bytes: &[u8], state: &mut FlowState) -> Option<(Effect, u64)> {
         instructions::step(at, bytes, state)
     }
 

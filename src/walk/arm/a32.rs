@@ -8,10 +8,10 @@ use super::operations::{
 };
 use super::{LR, PC, SP};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, State, Value};
+use crate::walk::flow::state::{Effect, FlowState, Value};
 
 /// Executes `word`, at address `at` and at the start of `bytes`.
-pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
+pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut FlowState) -> Effect {
     // After `mov lr, pc` a jump is a call: the only form before Armv5T, and LLVM's calls of noreturn functions.
     let links = state.get(LR) == Value::Number(at.0 + 4);
     match by_class(at, bytes, word, state) {
@@ -21,7 +21,7 @@ pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> E
     }
 }
 
-fn by_class(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
+fn by_class(at: Avma, bytes: &[u8], word: u32, state: &mut FlowState) -> Effect {
     if word >> 28 == 0xf {
         return unconditional(word, state);
     }
@@ -61,7 +61,7 @@ fn field(word: u32, from: u32) -> u8 {
 }
 
 /// Executes an unconditional instruction.
-fn unconditional(word: u32, state: &mut State) -> Effect {
+fn unconditional(word: u32, state: &mut FlowState) -> Effect {
     match word >> 25 & 0b111 {
         // blx: the function is T32.
         0b101 => Effect::Calls(None),
@@ -84,7 +84,7 @@ fn immediate(word: u32) -> u32 {
     (word & 0xff).rotate_right(2 * (word >> 8 & 0xf))
 }
 
-fn data(at: Avma, word: u32, state: &mut State) -> Effect {
+fn data(at: Avma, word: u32, state: &mut FlowState) -> Effect {
     let (left, to) = (field(word, 16), field(word, 12));
     let is_shifted = word & 0xff0 != 0;
     let right = match (word >> 25 & 1 == 1, is_shifted) {
@@ -118,14 +118,14 @@ fn data(at: Avma, word: u32, state: &mut State) -> Effect {
 }
 
 /// A register shifted by an immediate; known only for a number shifted left.
-fn shifted(word: u32, state: &State) -> Value {
+fn shifted(word: u32, state: &FlowState) -> Value {
     match (state.get(field(word, 0)), word >> 4 & 0b111) {
         (Value::Number(number), 0) => Value::Number(u64::from((number as u32) << (word >> 7 & 0x1f))),
         _ => Value::Unknown,
     }
 }
 
-fn miscellaneous(at: Avma, word: u32, state: &mut State) -> Effect {
+fn miscellaneous(at: Avma, word: u32, state: &mut FlowState) -> Effect {
     let to = field(word, 12);
     match word & 0x0fff_fff0 {
         0x012f_ff10 | 0x012f_ff20 => return exchange(at, field(word, 0), state),
@@ -163,7 +163,7 @@ fn miscellaneous(at: Avma, word: u32, state: &mut State) -> Effect {
     Effect::Plain
 }
 
-fn multiply_or_extra(word: u32, state: &mut State) -> Effect {
+fn multiply_or_extra(word: u32, state: &mut FlowState) -> Effect {
     let (register, base) = (field(word, 12), field(word, 16));
     let kind = word >> 5 & 0b11;
     if kind == 0 {
@@ -208,7 +208,7 @@ fn multiply_or_extra(word: u32, state: &mut State) -> Effect {
     Effect::Plain
 }
 
-fn media(word: u32, state: &mut State) -> Effect {
+fn media(word: u32, state: &mut FlowState) -> Effect {
     // udf
     if word & 0x0ff0_00f0 == 0x07f0_00f0 {
         return Effect::Ends;
@@ -226,7 +226,7 @@ fn media(word: u32, state: &mut State) -> Effect {
 }
 
 /// ldr, str and the byte forms.
-fn single(bytes: &[u8], word: u32, state: &mut State) -> Effect {
+fn single(bytes: &[u8], word: u32, state: &mut FlowState) -> Effect {
     let (register, base) = (field(word, 12), field(word, 16));
     let is_before = word >> 24 & 1 == 1;
     let writes_back = !is_before || word >> 21 & 1 == 1;
@@ -262,7 +262,7 @@ fn single(bytes: &[u8], word: u32, state: &mut State) -> Effect {
 }
 
 /// ldm, stm.
-fn block(word: u32, state: &mut State) -> Effect {
+fn block(word: u32, state: &mut FlowState) -> Effect {
     let (base, list) = (field(word, 16), word as u16);
     let (is_before, is_up) = (word >> 24 & 1 == 1, word >> 23 & 1 == 1);
     let (of_user, writes_back, is_load) = (word >> 22 & 1 == 1, word >> 21 & 1 == 1, word >> 20 & 1 == 1);

@@ -10,13 +10,13 @@
 use super::registers::SP;
 use super::{a32, t32};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, State};
+use crate::walk::flow::state::{Effect, FlowState};
 
 /// `AL`: always.
 const ALWAYS: u8 = 14;
 
 /// Implements [`Processor::step`](crate::walk::processor::Processor::step).
-pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+pub(super) fn step(at: Avma, bytes: &[u8], state: &mut FlowState) -> Option<(Effect, u64)> {
     let takes = std::mem::take(&mut state.mode.takes);
     let it = state.mode.it;
     let (effect, length) = if state.mode.t32 {
@@ -25,7 +25,7 @@ pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect,
         let is_wide = half >> 11 > 0b11100;
         let wide = || Some(u16::from_le_bytes(*bytes.get(2..)?.first_chunk()?));
         let second = if is_wide { Some(wide()?) } else { None };
-        let execute = |state: &mut State| t32::execute(at, bytes, half, second, state);
+        let execute = |state: &mut FlowState| t32::execute(at, bytes, half, second, state);
         let is_in_block = it & 0xf != 0;
         let condition = if is_in_block && !takes { it >> 4 } else { ALWAYS };
         let effect = under_condition(condition, state, execute);
@@ -54,7 +54,11 @@ fn after(it: u8) -> u8 {
 }
 
 /// The effect of an instruction with a condition that may not hold.
-fn under_condition(condition: u8, state: &mut State, execute: impl FnOnce(&mut State) -> Effect) -> Effect {
+fn under_condition(
+    condition: u8,
+    state: &mut FlowState,
+    execute: impl FnOnce(&mut FlowState) -> Effect,
+) -> Effect {
     if condition >= ALWAYS || state.mode.assumed == Some(condition) {
         return execute(state);
     }
@@ -82,7 +86,7 @@ fn under_condition(condition: u8, state: &mut State, execute: impl FnOnce(&mut S
 }
 
 /// Keeps what holds whether an instruction was executed or not.
-fn merge(state: &mut State, executed: &State) {
+fn merge(state: &mut FlowState, executed: &FlowState) {
     state.merge(executed);
     state.mode.it = executed.mode.it;
 }

@@ -1,11 +1,11 @@
 //! Operations common to A32 and T32: loads, stores, jumps and sums. Input: operands of an instruction and a
-//! [`State`]; output: the state after it.
+//! [`FlowState`]; output: the state after it.
 //!
 //! Encodings: Arm Architecture Reference Manual, Armv7-A and Armv7-R edition (DDI 0406), A5 and A6.
 
 use super::registers::{LR, PC, SP};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, Place, State, Value};
+use crate::walk::flow::state::{Effect, FlowState, Place, Value};
 
 /// A load or store of one register.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Access {
 
 impl Access {
     /// The address of the access; updates the base register if the instruction does.
-    fn place(&self, state: &mut State) -> Option<Place> {
+    fn place(&self, state: &mut FlowState) -> Option<Place> {
         let there = state.sum(self.base, self.distance);
         let place = state.place(self.base);
         if self.writes_back {
@@ -31,21 +31,21 @@ impl Access {
     }
 
     /// Stores a word.
-    pub(super) fn store(&self, state: &mut State) {
+    pub(super) fn store(&self, state: &mut FlowState) {
         let value = stored(state, self.register);
         let place = self.place(state);
         state.store(place, value);
     }
 
     /// Loads a word.
-    pub(super) fn load(&self, state: &mut State) -> Effect {
+    pub(super) fn load(&self, state: &mut FlowState) -> Effect {
         let place = self.place(state);
         let value = state.load(place, SP);
         write(state, self.register, value)
     }
 
     /// Loads or stores something other than a word.
-    pub(super) fn other(&self, is_load: bool, state: &mut State) {
+    pub(super) fn other(&self, is_load: bool, state: &mut FlowState) {
         self.place(state);
         if is_load && self.register != PC {
             state.set(self.register, Value::Unknown);
@@ -53,7 +53,7 @@ impl Access {
     }
 
     /// Loads or stores two words; the second is in another register.
-    pub(super) fn two(&self, second: u8, is_load: bool, state: &mut State) {
+    pub(super) fn two(&self, second: u8, is_load: bool, state: &mut FlowState) {
         let values = [self.register, second].map(|register| stored(state, register));
         let place = self.place(state);
         let places = [place, place.map(|place| place.plus(4))];
@@ -69,14 +69,14 @@ impl Access {
 }
 
 /// The value stored from a register.
-fn stored(state: &State, register: u8) -> Value {
+fn stored(state: &FlowState, register: u8) -> Value {
     if register == PC { Value::Unknown } else { state.get(register) }
 }
 
 /// Loads or stores the registers in a list, lowest first. `first`: offset of the first word from the base;
 /// `moves`: bytes added to the base, if any.
 pub(super) fn multiple(
-    state: &mut State,
+    state: &mut FlowState,
     is_load: bool,
     base: u8,
     list: u16,
@@ -119,17 +119,17 @@ pub(super) fn multiple(
 
 /// Whether a call has overwritten the link register. Pushing it then is the start of another function: the
 /// preceding call did not return.
-pub(super) fn has_lost_link(state: &State) -> bool {
+pub(super) fn has_lost_link(state: &FlowState) -> bool {
     state.get(LR) == Value::Unknown
 }
 
 /// Whether a register is a base of the frame, so that words there belong to it.
-fn is_frame(state: &State, base: u8) -> bool {
+fn is_frame(state: &FlowState, base: u8) -> bool {
     base == SP || state.place(base).is_some_and(|place| place.register == SP) || matches!(base, 7 | 11)
 }
 
 /// Sets a register to a computed, loaded or moved value; writing the program counter jumps.
-pub(super) fn write(state: &mut State, register: u8, value: Value) -> Effect {
+pub(super) fn write(state: &mut FlowState, register: u8, value: Value) -> Effect {
     if register == PC {
         return jump_to(state, value, true);
     }
@@ -140,7 +140,7 @@ pub(super) fn write(state: &mut State, register: u8, value: Value) -> Effect {
 /// A jump to a value. It is a return if the value is the link register's at the function's entry, or a loaded word
 /// of the frame: nothing else in the frame is a jump target. Then the value is set as the link register's.
 /// `may_return`: a loaded value is in the frame.
-pub(super) fn jump_to(state: &mut State, value: Value, may_return: bool) -> Effect {
+pub(super) fn jump_to(state: &mut FlowState, value: Value, may_return: bool) -> Effect {
     match value {
         Value::First(LR) => {
             state.set(LR, value);
@@ -159,7 +159,7 @@ pub(super) fn jump_to(state: &mut State, value: Value, may_return: bool) -> Effe
 }
 
 /// `bx` to a register.
-pub(super) fn exchange(at: Avma, register: u8, state: &mut State) -> Effect {
+pub(super) fn exchange(at: Avma, register: u8, state: &mut FlowState) -> Effect {
     match register {
         LR => Effect::Returns,
         // `bx pc` in T32 continues in A32, at the next word.
@@ -181,7 +181,7 @@ pub(super) fn exchange(at: Avma, register: u8, state: &mut State) -> Effect {
 }
 
 /// The sum or difference of two registers, of which one may be a number.
-pub(super) fn sum(state: &State, left: u8, right: Value, is_difference: bool) -> Value {
+pub(super) fn sum(state: &FlowState, left: u8, right: Value, is_difference: bool) -> Value {
     match (state.get(left), right) {
         (_, Value::Number(number)) => {
             let number = i64::from((number as u32).cast_signed());
@@ -214,7 +214,7 @@ pub(super) fn target(from: u64, distance: i64) -> Avma {
 }
 
 /// Executes instructions of VFP and other coprocessors, in the encoding common to A32 and T32.
-pub(super) fn coprocessor(word: u32, state: &mut State) -> Effect {
+pub(super) fn coprocessor(word: u32, state: &mut FlowState) -> Effect {
     let (base, register) = ((word >> 16 & 0xf) as u8, (word >> 12 & 0xf) as u8);
     let is_load = word >> 20 & 1 == 1;
     if word & 0x0fe0_0000 == 0x0c40_0000 {

@@ -6,7 +6,7 @@ use crate::addr::Avma;
 use crate::arch::{Arch, Arm};
 use crate::binary::frame_rule::{ARM_COLUMNS, Column};
 use crate::walk::Code;
-use crate::walk::flow::state::{Effect, State};
+use crate::walk::flow::state::{Effect, FlowState};
 use crate::walk::processor::Processor;
 
 impl Processor for Arm {
@@ -25,8 +25,8 @@ impl Processor for Arm {
     const JUMPS_KEEP_LINK: bool = false;
     const EVERY_PATH: bool = true;
 
-    fn begin(at: Avma) -> (Avma, State) {
-        let mut state = State::new();
+    fn begin(at: Avma) -> (Avma, FlowState) {
+        let mut state = FlowState::new();
         state.mode.t32 = at.0 & T32 != 0;
         (Avma(at.0 & !T32), state)
     }
@@ -37,7 +37,7 @@ impl Processor for Arm {
         all
     }
 
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+    fn step(at: Avma, bytes: &[u8], state: &mut FlowState) -> Option<(Effect, u64)> {
         instructions::step(at, bytes, state)
     }
 

@@ -6,10 +6,16 @@
 use super::operations::{Access, exchange, literal, multiple, signed, sum, target, write};
 use super::{LR, PC, SP, t32_wide};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, State, Value};
+use crate::walk::flow::state::{Effect, FlowState, Value};
 
 /// Executes the instruction that starts with `half`, at address `at` and at the start of `bytes`.
-pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, state: &mut State) -> Effect {
+pub(super) fn execute(
+    at: Avma,
+    bytes: &[u8],
+    half: u16,
+    second: Option<u16>,
+    state: &mut FlowState,
+) -> Effect {
     if let Some(second) = second {
         return t32_wide::execute(at, bytes, half, second, state);
     }
@@ -119,7 +125,7 @@ fn access(register: u8, base: u8, distance: i64) -> Access {
 }
 
 /// Executes data processing on two low registers.
-fn computed(half: u16, to: u8, other: u8, state: &mut State) {
+fn computed(half: u16, to: u8, other: u8, state: &mut FlowState) {
     let value = match (half >> 6 & 0xf, state.get(other)) {
         // tst, cmp, cmn
         (8 | 10 | 11, _) => return,
@@ -132,7 +138,7 @@ fn computed(half: u16, to: u8, other: u8, state: &mut State) {
 }
 
 /// Executes instructions with access to all registers.
-fn high(at: Avma, half: u16, state: &mut State) -> Effect {
+fn high(at: Avma, half: u16, state: &mut FlowState) -> Effect {
     let to = (half & 7 | half >> 4 & 8) as u8;
     let from = (half >> 3 & 0xf) as u8;
     match half >> 8 & 0b11 {
@@ -150,7 +156,7 @@ fn high(at: Avma, half: u16, state: &mut State) -> Effect {
     }
 }
 
-fn miscellaneous(at: Avma, half: u16, state: &mut State) -> Effect {
+fn miscellaneous(at: Avma, half: u16, state: &mut FlowState) -> Effect {
     match half >> 8 & 0xf {
         0b0000 => {
             let bytes = i64::from(half & 0x7f) * 4;

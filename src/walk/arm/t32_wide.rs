@@ -6,10 +6,10 @@
 use super::operations::{Access, coprocessor, literal, multiple, signed, sum, target, write};
 use super::{PC, SP};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, State, Value};
+use crate::walk::flow::state::{Effect, FlowState, Value};
 
 /// Executes the instruction with these halves, at address `at` and at the start of `bytes`.
-pub(super) fn execute(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut State) -> Effect {
+pub(super) fn execute(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut FlowState) -> Effect {
     match first >> 11 & 0b11 {
         0b01 => match first >> 9 & 0b11 {
             0b00 if first >> 6 & 1 == 0 => block(first, second, state),
@@ -49,14 +49,14 @@ fn word(first: u16, second: u16) -> u32 {
 }
 
 /// Sets a register to an unknown value. 15 is no register here.
-fn set(state: &mut State, register: u16) {
+fn set(state: &mut FlowState, register: u16) {
     if register & 0xf != u16::from(PC) {
         state.set((register & 0xf) as u8, Value::Unknown);
     }
 }
 
 /// ldm, stm.
-fn block(first: u16, second: u16, state: &mut State) -> Effect {
+fn block(first: u16, second: u16, state: &mut FlowState) -> Effect {
     let (base, is_load, writes_back) = ((first & 0xf) as u8, first >> 4 & 1 == 1, first >> 5 & 1 == 1);
     let size = 4 * i64::from(second.count_ones());
     let (from, moves) = match first >> 7 & 0b11 {
@@ -69,7 +69,7 @@ fn block(first: u16, second: u16, state: &mut State) -> Effect {
 }
 
 /// ldrd, strd; exclusive loads and stores; table branches.
-fn two_or_table(first: u16, second: u16, state: &mut State) -> Effect {
+fn two_or_table(first: u16, second: u16, state: &mut FlowState) -> Effect {
     let (is_before, writes_back) = (first >> 8 & 1 == 1, first >> 5 & 1 == 1);
     let (is_up, is_load) = (first >> 7 & 1 == 1, first >> 4 & 1 == 1);
     let register = (second >> 12) as u8;
@@ -95,7 +95,7 @@ fn two_or_table(first: u16, second: u16, state: &mut State) -> Effect {
 }
 
 /// Data processing on two registers, with the second one shifted.
-fn shifted(first: u16, second: u16, state: &mut State) -> Effect {
+fn shifted(first: u16, second: u16, state: &mut FlowState) -> Effect {
     let (left, to, right) = ((first & 0xf) as u8, (second >> 8 & 0xf) as u8, (second & 0xf) as u8);
     let is_plain = second & 0x70f0 == 0;
     let value = match (first >> 5 & 0xf, is_plain) {
@@ -113,7 +113,7 @@ fn shifted(first: u16, second: u16, state: &mut State) -> Effect {
 }
 
 /// Data processing on a register and an immediate.
-fn immediate(first: u16, second: u16, state: &mut State) -> Effect {
+fn immediate(first: u16, second: u16, state: &mut FlowState) -> Effect {
     let (left, to) = ((first & 0xf) as u8, (second >> 8 & 0xf) as u8);
     let low = u32::from(first >> 10 & 1) << 11 | u32::from(second >> 12 & 7) << 8 | u32::from(second & 0xff);
     if to == PC {
@@ -156,7 +156,7 @@ fn expanded(low: u32) -> u32 {
     }
 }
 
-fn branch(at: Avma, first: u16, second: u16, state: &mut State) -> Effect {
+fn branch(at: Avma, first: u16, second: u16, state: &mut FlowState) -> Effect {
     let (high, sign) = (u32::from(first), u32::from(first >> 10 & 1));
     let (j1, j2) = (u32::from(second >> 13 & 1), u32::from(second >> 11 & 1));
     let low = u32::from(second & 0x7ff) << 1;
@@ -187,14 +187,14 @@ fn branch(at: Avma, first: u16, second: u16, state: &mut State) -> Effect {
 }
 
 /// Vector element loads and stores move their base by a register, or by the transfer size.
-fn elements(first: u16, second: u16, state: &mut State) {
+fn elements(first: u16, second: u16, state: &mut FlowState) {
     if second & 0xf != u16::from(PC) {
         set(state, first);
     }
 }
 
 /// ldr, str and their narrower forms.
-fn single(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut State) -> Effect {
+fn single(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut FlowState) -> Effect {
     let (base, register) = ((first & 0xf) as u8, (second >> 12) as u8);
     let (is_load, is_word) = (first >> 4 & 1 == 1, first >> 5 & 0b11 == 0b10);
     let is_up = first >> 7 & 1 == 1;

@@ -5,7 +5,7 @@
 //! After a noreturn call come other blocks of the function, with another frame, or data.
 
 use super::paths::{Arrived, Paths, function_around};
-use super::state::{Place, State, Value};
+use super::state::{FlowState, Place, Value};
 use crate::addr::Avma;
 use crate::walk::processor::Processor;
 
@@ -16,7 +16,7 @@ const DEPTH_MAX: u32 = 3;
 
 impl Paths<'_> {
     /// Whether the function at `target`, called with `state`, is known not to return.
-    pub(super) fn never_returns<P: Processor>(&mut self, target: Avma, state: &State) -> bool {
+    pub(super) fn never_returns<P: Processor>(&mut self, target: Avma, state: &FlowState) -> bool {
         if !P::EVERY_PATH || self.callees.depth == DEPTH_MAX {
             return false;
         }
@@ -31,7 +31,7 @@ impl Paths<'_> {
         let steps = STEPS_MAX.min(self.callees.left);
         (paths.left, paths.callees.left) = (steps, self.callees.left - steps);
         paths.callees.depth = self.callees.depth + 1;
-        let mut at_entry = State::new();
+        let mut at_entry = FlowState::new();
         at_entry.mode.t32 = state.mode.t32;
         let comes_back = paths.follow::<P, (), _>(target, at_entry, |_, arrived| match arrived {
             Arrived::Returns(state) if leaves_stack::<P>(state) => None,
@@ -49,7 +49,7 @@ impl Paths<'_> {
 
 /// Whether the stack pointer was loaded from elsewhere than the stack, and the return address was not saved:
 /// `longjmp` leaves to another frame like this. Code that switches tasks saves it, and returns.
-fn leaves_stack<P: Processor>(state: &State) -> bool {
+fn leaves_stack<P: Processor>(state: &FlowState) -> bool {
     let is_other = |place: Place| place.register != P::STACK_POINTER;
     let link = P::LINK.map(Value::First);
     let saves_link = state.stores().any(|(_, value)| Some(value) == link);

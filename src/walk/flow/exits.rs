@@ -2,7 +2,7 @@
 //! functions; output: the targets, or that some are unknown. Not for: functions without known bounds.
 
 use super::paths::{Arrived, Paths, function_around};
-use super::state::State;
+use super::state::FlowState;
 use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::processor::Processor;
@@ -37,7 +37,7 @@ pub(in crate::walk) fn may_jump_into<P: Processor>(from: Avma, to: Avma, code: &
 
 /// The targets of jumps out of the function around `at`, with the bit of the instruction set; `None` if some are
 /// unknown.
-fn exits<P: Processor>(at: Avma, state: State, code: &dyn Code) -> Option<Vec<Avma>> {
+fn exits<P: Processor>(at: Avma, state: FlowState, code: &dyn Code) -> Option<Vec<Avma>> {
     let function = function_around(at, code)?;
     let mut paths = Paths::new::<P>(Some(function), code);
     let mut targets = Vec::new();

@@ -27,7 +27,7 @@ pub(super) use exits::may_jump_into;
 use paths::{Arrived, Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, Paths};
 pub(super) use paths::{after_call, function_around};
 pub(super) use rows::{row_at_return, row_in_function};
-pub(super) use state::{Effect, Place, State, Value};
+pub(super) use state::{Effect, FlowState, Place, Value};
 
 /// The row at `at`, by the paths from there to a return: the first one found, or the common one if every path must
 /// be followed. `returned`: a call has just returned, so the link register does not hold the caller.
@@ -77,7 +77,7 @@ fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &Arrived<'_>)
 }
 
 /// Whether a path has removed its frame.
-fn has_given_back<P: Processor>(state: &State) -> bool {
+fn has_given_back<P: Processor>(state: &FlowState) -> bool {
     match P::LINK {
         Some(link) => matches!(state.get(link), Value::Loaded(_)),
         None => {
@@ -135,7 +135,7 @@ fn frame_on_all_paths<P: Processor>(
     code: &dyn Code,
 ) -> Option<RowOf<P>> {
     P::BASES.iter().find_map(|bases| {
-        let row = |state: &State| row_in_function::<P>(state, bases);
+        let row = |state: &FlowState| row_in_function::<P>(state, bases);
         let paths = (*bases, past_calls);
         on_all_paths::<P, _>(entry_and_at, returned, paths, code, row, is_same_frame::<P>)
     })
@@ -149,7 +149,7 @@ pub(super) fn frame_pointer_on_all_paths<P: Processor>(
     returned: bool,
     code: &dyn Code,
 ) -> Option<i64> {
-    let distance = |state: &State| {
+    let distance = |state: &FlowState| {
         let since_entry = |register: u8| {
             let place = state.place(register)?;
             (place.register == P::STACK_POINTER).then_some(place.offset)
@@ -167,7 +167,7 @@ fn on_all_paths<P: Processor, T>(
     returned: bool,
     (bases, past_calls): (&'static [u8], bool),
     code: &dyn Code,
-    read: impl Fn(&State) -> Option<T>,
+    read: impl Fn(&FlowState) -> Option<T>,
     is_same: impl Fn(&T, &T) -> bool,
 ) -> Option<T> {
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
@@ -186,8 +186,8 @@ fn on_all_paths<P: Processor, T>(
 /// The value that all paths agree on; and whether the limits allowed following them all.
 fn agreed_value<P: Processor, T>(
     mut paths: Paths<'_>,
-    (entry, of_entry): (Avma, &State),
-    read: &impl Fn(&State) -> Option<T>,
+    (entry, of_entry): (Avma, &FlowState),
+    read: &impl Fn(&FlowState) -> Option<T>,
     is_same: &impl Fn(&T, &T) -> bool,
 ) -> (Option<T>, bool) {
     let (mut found, mut differ) = (None, false);
@@ -230,7 +230,8 @@ pub(super) fn arrives<P: Processor>(entry: Avma, at: Avma, returned: bool, code:
     let mut paths = Paths::new::<P>(None, code);
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     paths.goal = Some(Goal { at, returned });
-    let is_saved = |state: &State| state.stores().any(|(_, value)| P::LINK.map(Value::First) == Some(value));
+    let is_saved =
+        |state: &FlowState| state.stores().any(|(_, value)| P::LINK.map(Value::First) == Some(value));
     let found = paths.follow::<P, (), _>(entry, state, |_, arrived| match arrived {
         Arrived::At(state) => (!is_saved(state)).then_some(()),
         _ => None,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::state::{Effect, Place, REGISTERS, State, Value};
+use super::state::{Effect, FlowState, Place, REGISTERS, Value};
 use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::processor::Processor;
@@ -46,12 +46,12 @@ impl Default for Callees {
 
 /// The end of a path.
 pub(super) enum Arrived<'a> {
-    Returns(&'a State),
+    Returns(&'a FlowState),
     /// A jump out of the function.
-    Leaves(&'a State, Option<Avma>),
-    LeavesAnywhere(&'a State),
+    Leaves(&'a FlowState, Option<Avma>),
+    LeavesAnywhere(&'a FlowState),
     /// The goal.
-    At(&'a State),
+    At(&'a FlowState),
     /// The end of the function, except after a call, or an unknown instruction.
     RunsOut,
 }
@@ -114,7 +114,12 @@ impl<'c> Paths<'c> {
     }
 
     /// Follows every path from `start`, until `arrive` returns a result for the end of one.
-    pub(super) fn follow<P: Processor, T, F>(&mut self, start: Avma, state: State, mut arrive: F) -> Option<T>
+    pub(super) fn follow<P: Processor, T, F>(
+        &mut self,
+        start: Avma,
+        state: FlowState,
+        mut arrive: F,
+    ) -> Option<T>
     where
         F: FnMut(&mut Paths<'c>, Arrived<'_>) -> Option<T>,
     {
@@ -193,7 +198,7 @@ impl<'c> Paths<'c> {
     }
 
     /// Applies a call to the state. Returns whether the call returns to `next`.
-    fn call<P: Processor>(&mut self, target: Option<Avma>, next: Avma, state: &mut State) -> bool {
+    fn call<P: Processor>(&mut self, target: Option<Avma>, next: Avma, state: &mut FlowState) -> bool {
         if let Some(target) = target.filter(|target| self.is_inner(*target)) {
             self.inner.push(target);
         }
@@ -217,7 +222,7 @@ impl<'c> Paths<'c> {
 
     /// The place of the frame. A callee may pop its arguments, which the call does not show; a frame pointer is
     /// right even then.
-    pub(super) fn frame<P: Processor>(&self, state: &State) -> Option<Place> {
+    pub(super) fn frame<P: Processor>(&self, state: &FlowState) -> Option<Place> {
         let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
         let of_frame = frame_pointers
             .filter_map(|base| state.place(*base))
@@ -226,14 +231,14 @@ impl<'c> Paths<'c> {
     }
 
     /// Whether an address is a known branch target with the same frame.
-    pub(super) fn is_known<P: Processor>(&self, at: Avma, state: &State) -> bool {
+    pub(super) fn is_known<P: Processor>(&self, at: Avma, state: &FlowState) -> bool {
         let index = self.targets.binary_search_by_key(&at, |(target, _)| *target);
         let known = index.ok().and_then(|index| self.targets.get(index));
         known.is_some_and(|(_, before)| *before == self.frame::<P>(state))
     }
 
     /// Records a branch target. Returns whether it is new and fits.
-    pub(super) fn is_new<P: Processor>(&mut self, at: Avma, state: &State) -> bool {
+    pub(super) fn is_new<P: Processor>(&mut self, at: Avma, state: &FlowState) -> bool {
         let sp = self.frame::<P>(state);
         let index = match self.targets.binary_search_by_key(&at, |(target, _)| *target) {
             Ok(index) => {
@@ -270,9 +275,9 @@ impl<'c> Paths<'c> {
     pub(super) fn piece<P: Processor>(
         &mut self,
         mut at: Avma,
-        before: &State,
+        before: &FlowState,
         returns_to: Option<Avma>,
-    ) -> Option<State> {
+    ) -> Option<FlowState> {
         if returns_to.is_some() && P::LINK.is_none() {
             return None;
         }
@@ -294,13 +299,13 @@ impl<'c> Paths<'c> {
 }
 
 /// The state at a conditional return, if the instruction is one and its condition holds.
-fn returned<P: Processor>(at: Avma, bytes: &[u8], mut state: State) -> Option<State> {
+fn returned<P: Processor>(at: Avma, bytes: &[u8], mut state: FlowState) -> Option<FlowState> {
     state.mode.takes = true;
     matches!(P::step(at, bytes, &mut state), Some((Effect::Returns, _))).then_some(state)
 }
 
 /// Applies the call of an ordinary function to the state. In place: code is full of calls.
-pub(in crate::walk) fn after_call<P: Processor>(state: &mut State) {
+pub(in crate::walk) fn after_call<P: Processor>(state: &mut FlowState) {
     let one = |register: u8| 1u32 << register;
     let kept = P::SAVED.iter().filter(|saved| Some(**saved) != P::LINK);
     let kept = kept.fold(one(P::STACK_POINTER), |kept, saved| kept | one(*saved));

@@ -1,13 +1,13 @@
 //! Builds rows from the state at an instruction: at the return of a function, or after following it from its
-//! entry. Input: a [`State`]; output: a [`Row`].
+//! entry. Input: a [`FlowState`]; output: a [`Row`].
 
-use super::state::{Place, State, Value};
+use super::state::{FlowState, Place, Value};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::processor::{Processor, RowOf};
 
 /// The row at the start of a path, from the state at the function's return: its stack pointer is the canonical
 /// frame address, below which x86_64 calls put the return address.
-pub(in crate::walk) fn row_at_return<P: Processor>(state: &State) -> Option<RowOf<P>> {
+pub(in crate::walk) fn row_at_return<P: Processor>(state: &FlowState) -> Option<RowOf<P>> {
     let sp = state.place(P::STACK_POINTER)?;
     let cfa = sp.plus(P::pushed_by_call());
     let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
@@ -32,7 +32,7 @@ pub(in crate::walk) fn row_at_return<P: Processor>(state: &State) -> Option<RowO
 
 /// The row at an instruction, from the state there after following the function from its entry. Its CFA is
 /// relative to the first of `bases` with a known offset.
-pub(in crate::walk) fn row_in_function<P: Processor>(state: &State, bases: &[u8]) -> Option<RowOf<P>> {
+pub(in crate::walk) fn row_in_function<P: Processor>(state: &FlowState, bases: &[u8]) -> Option<RowOf<P>> {
     let above = P::pushed_by_call();
     // Bytes from the stack pointer at the entry to a register's current value: any number in hostile code.
     let depth = |register: u8| {

@@ -43,7 +43,7 @@ pub(in crate::walk) struct Mode {
 
 /// Registers, stored initial values, and the last pushed zero.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::walk) struct State {
+pub(in crate::walk) struct FlowState {
     registers: [Packed; REGISTERS],
     /// Places, with the stored values.
     stores: [(Packed, Packed); STORES_MAX],
@@ -52,9 +52,9 @@ pub(in crate::walk) struct State {
     pub(in crate::walk) mode: Mode,
 }
 
-impl State {
-    pub(in crate::walk) fn new() -> State {
-        State {
+impl FlowState {
+    pub(in crate::walk) fn new() -> FlowState {
+        FlowState {
             registers: std::array::from_fn(|number| Packed::first(number as u8)),
             stores: [(Packed::NOTHING, Packed::NOTHING); STORES_MAX],
             stored: 0,
@@ -88,7 +88,7 @@ impl State {
     }
 
     /// Keeps only what also holds in `other`, the state after one more instruction.
-    pub(in crate::walk) fn merge(&mut self, other: &State) {
+    pub(in crate::walk) fn merge(&mut self, other: &FlowState) {
         for (held, others) in self.registers.iter_mut().zip(&other.registers) {
             if held != others {
                 *held = Packed::NOTHING;

@@ -15,7 +15,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use crate::walk::engine::{CalleeCache, Proof};
-use crate::walk::flow::{self, Effect, Place, State, Value};
+use crate::walk::flow::{self, Effect, FlowState, Place, Value};
 use crate::walk::processor::{Processor, RowOf};
 use crate::walk::reader::Reader;
 use crate::walk::visited::Visited;
@@ -138,7 +138,7 @@ fn follow_paths<P: Intel>(
     let entry = code.entry(lookup).filter(|entry| returned || *entry != pc);
     let is_outside =
         |at: Avma| entry == Some(at) || function.as_ref().is_some_and(|function| !function.contains(&at));
-    let mut branches = vec![Path { at: pc, state: State::new(), called }];
+    let mut branches = vec![Path { at: pc, state: FlowState::new(), called }];
     visited.clear();
     let mut reader = Reader::new(code);
     let is_short = callees.is_short();
@@ -241,7 +241,7 @@ fn is_entry(at: Avma, code: &dyn Code) -> bool {
 
 impl<P: Intel> PathFacts<P> {
     /// Records a path that ends in a return. Returns the remaining number of instructions.
-    fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
+    fn returns(&mut self, state: &FlowState, called: bool, left: u32) -> u32 {
         // Hand-written subroutines that call nothing use rbp as a general register and do not restore it: their
         // caller has saved it, and its row is not relative to it.
         let mut state = *state;
@@ -336,7 +336,7 @@ fn record<P: Intel>() -> RowOf<P> {
 /// The row at the start, from the state at the return. For registers other than rbp it only has the places where
 /// they were saved. None if those are below the initial stack pointer: the path has entered other code, after a
 /// noreturn call.
-fn row<P: Intel>(state: &State) -> Option<RowOf<P>> {
+fn row<P: Intel>(state: &FlowState) -> Option<RowOf<P>> {
     if stack_pointer::<P>(state).is_none_or(|sp| sp.register == P::STACK_POINTER && sp.offset < 0) {
         return None;
     }

@@ -8,10 +8,14 @@
 use super::Intel;
 use super::length::{Instruction, VECTOR, decode};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, Place, State, Value};
+use crate::walk::flow::state::{Effect, FlowState, Place, Value};
 
 /// Implements [`Processor::step`](crate::walk::processor::Processor::step).
-pub(in crate::walk) fn step<P: Intel>(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+pub(in crate::walk) fn step<P: Intel>(
+    at: Avma,
+    bytes: &[u8],
+    state: &mut FlowState,
+) -> Option<(Effect, u64)> {
     let decoded = decode_of::<P>(bytes);
     let instruction = decoded.as_ref()?;
     Some((execute::<P>(instruction, at, state), instruction.length as u64))
@@ -23,7 +27,11 @@ pub(in crate::walk) fn decode_of<P: Intel>(code: &[u8]) -> Option<Instruction> {
 }
 
 /// Executes the instruction at `at`.
-pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, state: &mut State) -> Effect {
+pub(in crate::walk) fn execute<P: Intel>(
+    instruction: &Instruction,
+    at: Avma,
+    state: &mut FlowState,
+) -> Effect {
     let Instruction { rex, map, opcode, immediate, wide, .. } = *instruction;
     let target = P::from(at + instruction.length as u64, immediate);
     let (stack_pointer, frame_pointer) = (P::STACK_POINTER, P::FRAME_POINTER);
@@ -134,7 +142,7 @@ impl Operands {
 fn execute_mov<P: Intel>(
     instruction: &Instruction,
     Operands { register, operand, direct, .. }: Operands,
-    state: &mut State,
+    state: &mut FlowState,
 ) {
     let wide = |value: Value| if instruction.wide { value } else { Value::Unknown };
     match (instruction.opcode, direct) {
@@ -154,7 +162,7 @@ fn execute_mov<P: Intel>(
 
 /// Executes add, sub, cmp and others with a register and an immediate.
 #[inline(always)]
-fn add_number(instruction: &Instruction, Operands { operand, middle, .. }: Operands, state: &mut State) {
+fn add_number(instruction: &Instruction, Operands { operand, middle, .. }: Operands, state: &mut FlowState) {
     match middle {
         0 if instruction.wide => state.set(operand, state.sum(operand, instruction.immediate)),
         5 if instruction.wide => state.set(operand, state.sum(operand, instruction.immediate.wrapping_neg())),
@@ -165,7 +173,7 @@ fn add_number(instruction: &Instruction, Operands { operand, middle, .. }: Opera
 
 /// Executes a sub of a register that holds a number: frames larger than a page.
 #[inline(always)]
-fn subtract(Operands { register, operand, .. }: Operands, state: &mut State) {
+fn subtract(Operands { register, operand, .. }: Operands, state: &mut FlowState) {
     let value = match state.get(register) {
         Value::Number(number) => state.sum(operand, number.cast_signed().wrapping_neg()),
         _ => Value::Unknown,
@@ -179,7 +187,7 @@ fn overwrite(
     map: u8,
     opcode: u8,
     Operands { register, operand, in_opcode, middle, direct }: Operands,
-    state: &mut State,
+    state: &mut FlowState,
 ) {
     match (map, opcode) {
         // xchg
@@ -219,7 +227,7 @@ fn overwrite(
 
 /// Executes an instruction that 64-bit mode lacks, or that compilers emit only in 32-bit code. `None` for all
 /// others.
-fn execute_in_32_bits<P: Intel>(instruction: &Instruction, state: &mut State) -> Option<Effect> {
+fn execute_in_32_bits<P: Intel>(instruction: &Instruction, state: &mut FlowState) -> Option<Effect> {
     let Instruction { map, opcode, immediate, .. } = *instruction;
     let in_opcode = P::DWARF[usize::from(opcode & 7)];
     match (map, opcode) {
@@ -261,7 +269,7 @@ fn execute_vector(
     opcode: u8,
     [register, operand, second]: [u8; 3],
     direct: bool,
-    state: &mut State,
+    state: &mut FlowState,
 ) {
     match (map, opcode) {
         // vcvttss2si, vcvtss2si, vmovmskps, kmov, vpextrw, vpmovmskb
@@ -293,19 +301,19 @@ fn names_bytes(map: u8, opcode: u8) -> bool {
     }
 }
 
-fn push<P: Intel>(state: &mut State, value: Value) {
+fn push<P: Intel>(state: &mut FlowState, value: Value) {
     state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, -P::POINTER));
     state.store(state.place(P::STACK_POINTER), value);
 }
 
-fn pop<P: Intel>(state: &mut State) -> Value {
+fn pop<P: Intel>(state: &mut FlowState) -> Value {
     let value = state.load(state.place(P::STACK_POINTER), P::STACK_POINTER);
     state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, P::POINTER));
     value
 }
 
 /// The address of a memory operand that is a register plus a number.
-fn address<P: Intel>(instruction: &Instruction, state: &State) -> Option<Place> {
+fn address<P: Intel>(instruction: &Instruction, state: &FlowState) -> Option<Place> {
     let (mode, _, low) = instruction.operands()?;
     let rex = instruction.rex;
     let base = match (mode, low) {

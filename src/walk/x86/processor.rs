@@ -5,7 +5,7 @@ use crate::addr::Avma;
 use crate::arch::{Arch, X86};
 use crate::binary::frame_rule::{Column, X86_COLUMNS, X86_RETURN_ADDRESS};
 use crate::walk::Code;
-use crate::walk::flow::state::{Effect, State};
+use crate::walk::flow::state::{Effect, FlowState};
 use crate::walk::intel::{Intel, call, instructions};
 use crate::walk::processor::Processor;
 
@@ -33,7 +33,7 @@ impl Processor for X86 {
         all
     }
 
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+    fn step(at: Avma, bytes: &[u8], state: &mut FlowState) -> Option<(Effect, u64)> {
         instructions::step::<X86>(at, bytes, state)
     }
 

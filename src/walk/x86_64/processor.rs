@@ -5,7 +5,7 @@ use crate::addr::Avma;
 use crate::arch::{Arch, X86_64};
 use crate::binary::frame_rule::{COLUMNS, Column, RETURN_ADDRESS};
 use crate::walk::Code;
-use crate::walk::flow::state::{Effect, State};
+use crate::walk::flow::state::{Effect, FlowState};
 use crate::walk::intel::{Intel, call, instructions};
 use crate::walk::processor::{Processor, SignalFrame};
 
@@ -37,7 +37,7 @@ impl Processor for X86_64 {
         all
     }
 
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+    fn step(at: Avma, bytes: &[u8], state: &mut FlowState) -> Option<(Effect, u64)> {
         instructions::step::<X86_64>(at, bytes, state)
     }
 

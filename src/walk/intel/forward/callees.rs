@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::engine::CalleeCache;
-use crate::walk::flow::{self, Effect, Place, State};
+use crate::walk::flow::{self, Effect, FlowState, Place};
 use crate::walk::image_facts::ImageFacts;
 use crate::walk::intel::Intel;
 use crate::walk::intel::instructions::{self, decode_of};
@@ -36,13 +36,13 @@ const KEPT_MAX: usize = 65_536;
 /// A path to follow.
 pub(super) struct Path {
     pub at: Avma,
-    pub state: State,
+    pub state: FlowState,
     /// The path passed a call that is not known to return, or starts after one.
     pub called: bool,
 }
 
 /// The stack pointer, relative to the initial value of itself or rbp.
-pub(super) fn stack_pointer<P: Intel>(state: &State) -> Option<Place> {
+pub(super) fn stack_pointer<P: Intel>(state: &FlowState) -> Option<Place> {
     state
         .place(P::STACK_POINTER)
         .filter(|place| [P::STACK_POINTER, P::FRAME_POINTER].contains(&place.register))
@@ -211,7 +211,7 @@ impl Callees {
             let is_lasting = is_lasting && reader.is_lasting();
             CalleeFacts { returns, is_lasting, depends_on }
         };
-        let mut branches = vec![Path { at: Avma(entry), state: State::new(), called: false }];
+        let mut branches = vec![Path { at: Avma(entry), state: FlowState::new(), called: false }];
         let mut left = STEPS_MAX;
         while let Some(Path { mut at, mut state, .. }) = branches.pop() {
             while visited.note(at, ()).is_none() {

@@ -9,7 +9,7 @@ use crate::addr::Avma;
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, RETURN_ADDRESS, Row};
 use crate::walk::bounds::is_on_other_stack;
-use crate::walk::flow::{self, Effect, Place, State};
+use crate::walk::flow::{self, Effect, FlowState, Place};
 use crate::walk::frame::Frame;
 use crate::walk::intel::instructions;
 use crate::walk::processor::{self, Processor};
@@ -30,7 +30,7 @@ pub(in crate::walk) fn row(at: Avma, row: &Row, code: &dyn Code) -> Option<Row> 
     let ahead = code.code(at).filter(|_| counts_from_sp && !row.signal)?;
     // Nearly all code lacks it, and this check is cheaper than decoding.
     memchr::memmem::find(&ahead[..ahead.len().min(BYTES_MAX)], &BACK)?;
-    let (mut at, mut state) = (at, State::new());
+    let (mut at, mut state) = (at, FlowState::new());
     for _ in 0..INSTRUCTIONS_MAX {
         let (effect, bytes) = instructions::step::<X86_64>(at, code.code(at)?, &mut state)?;
         at = at + bytes;
