@@ -12,7 +12,7 @@ use std::io::Read;
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::verdict::Verdicts;
+use super::mapping_origin::MappingOrigins;
 use super::{proc, sys};
 use crate::addr::{self, Avma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
@@ -32,8 +32,8 @@ pub(super) struct Maps {
     text: Vec<u8>,
     /// Address of the first mapped byte of each file.
     heads: HashMap<(u64, u64), Avma>,
-    /// Verdicts on anonymous mappings.
-    pub(super) moved: Verdicts,
+    /// Origins of anonymous mappings.
+    pub(super) moved: MappingOrigins,
     /// Record of files that did not answer.
     pub(super) patience: Patience,
 }

@@ -21,6 +21,7 @@ mod follow;
 pub(in crate::sources) mod heap;
 mod images;
 mod launch;
+mod mapping_origin;
 mod moved_text;
 mod on_cpu;
 mod pe_text;
@@ -49,7 +50,6 @@ mod trace;
 mod traced_process;
 mod tracer;
 mod tracer_cpu;
-mod verdict;
 
 use std::ffi::OsStr;
 use std::sync::Arc;

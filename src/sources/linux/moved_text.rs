@@ -13,9 +13,9 @@ use std::ops::Range;
 use libc::pid_t;
 
 use super::images::Maps;
+use super::mapping_origin::MappingOrigin;
 use super::proc::{self, MapsLine};
 use super::sys;
-use super::verdict::Verdict;
 use crate::addr::Avma;
 use crate::binary::elf::Elf;
 use crate::binary::{Mapping, MappingKind};
@@ -24,7 +24,7 @@ use crate::binary::{Mapping, MappingKind};
 /// being copied.
 const JUDGED_MAX: usize = 64;
 const TRIES_MAX: u32 = 4;
-/// Most mappings with a recorded verdict.
+/// Most mappings with a known origin.
 const KEPT_MAX: usize = 4096;
 /// Number of pages to compare, spread over a mapping.
 pub(super) const PAGES_COMPARED: u64 = 64;
@@ -42,11 +42,11 @@ impl Maps {
         for (index, mapping) in anonymous.filter(|(_, mapping)| mapping.kind == MappingKind::Anonymous) {
             let key = (mapping.avma.start.0, mapping.avma.end.0);
             let tries = match self.moved.get(&key) {
-                Some(Verdict::Moved(moved)) => {
+                Some(MappingOrigin::Moved(moved)) => {
                     found.push((index, moved.clone()));
                     continue;
                 }
-                Some(Verdict::Unknown(tries)) => *tries,
+                Some(MappingOrigin::Unknown(tries)) => *tries,
                 None => 0,
             };
             if tries >= TRIES_MAX || left == 0 {
@@ -62,10 +62,10 @@ impl Maps {
                 self.moved.clear();
             }
             if moved.is_empty() {
-                self.moved.insert(key, Verdict::Unknown(tries + 1));
+                self.moved.insert(key, MappingOrigin::Unknown(tries + 1));
             } else {
                 found.push((index, moved.clone()));
-                self.moved.insert(key, Verdict::Moved(moved));
+                self.moved.insert(key, MappingOrigin::Moved(moved));
             }
         }
         for (index, moved) in found.into_iter().rev() {

@@ -82,14 +82,14 @@ pub(in crate::sources::linux::perf) enum FilterRule {
 /// A program that drops a sample, or runs `yes` and passes it. `yes` finds the running thread at [`TID`] and the
 /// program's argument in [`CONTEXT`].
 pub(in crate::sources::linux::perf) fn program(
-    verdict: FilterRule,
+    rule: FilterRule,
     namespace: (u64, u64),
     yes: &[u64],
 ) -> Vec<u64> {
     let mut program = vec![op(MOVE_REGISTER, CONTEXT, 1, 0, 0)];
-    program.extend(process(namespace, matches!(verdict, FilterRule::UnlessInOrUnknown(_))));
+    program.extend(process(namespace, matches!(rule, FilterRule::UnlessInOrUnknown(_))));
     let skip = NO.len() as i16;
-    match verdict {
+    match rule {
         FilterRule::OfProcess(tgid) => program.push(op(JUMP_IF_EQUAL, 6, 0, skip, tgid)),
         FilterRule::UnlessIn(set) | FilterRule::UnlessInOrUnknown(set) => {
             program.extend(load_map(1, set));
@@ -102,7 +102,7 @@ pub(in crate::sources::linux::perf) fn program(
         }
         FilterRule::All => {}
     }
-    if !matches!(verdict, FilterRule::All) {
+    if !matches!(rule, FilterRule::All) {
         program.extend(NO);
     }
     program.extend(yes);

@@ -20,7 +20,7 @@ const EXCLUDED_MAX: u32 = 16_384;
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct SampleFilter {
     /// Which samples pass, and our namespace; `None` if namespaces are unknown.
-    verdict: Option<(FilterRule, (u64, u64))>,
+    rule: Option<(FilterRule, (u64, u64))>,
     program: Option<OwnedFd>,
     excluded: Option<OwnedFd>,
     /// The filter followed by the code that copies memory for passed samples.
@@ -36,22 +36,17 @@ impl SampleFilter {
             filter_program::numbers_all(*ours)
                 || pid_namespace(&pid.to_string()).is_none_or(|its| its == *ours)
         });
-        let verdict = ours.map(|ours| (FilterRule::OfProcess(pid), ours));
-        SampleFilter { verdict, program: verdict.and_then(loaded), ..SampleFilter::default() }
+        let rule = ours.map(|ours| (FilterRule::OfProcess(pid), ours));
+        SampleFilter { rule, program: rule.and_then(loaded), ..SampleFilter::default() }
     }
 
     /// Passes the samples of all processes of our namespace that are not excluded.
     pub(in crate::sources::linux::perf) fn unless_excluded() -> SampleFilter {
         let made = pid_namespace("self").and_then(|namespace| {
             let excluded = bpf_sys::create_map(EXCLUDED_MAX).ok()?;
-            let verdict = (FilterRule::UnlessIn(excluded.as_raw_fd()), namespace);
-            let program = Some(loaded(verdict)?);
-            Some(SampleFilter {
-                verdict: Some(verdict),
-                program,
-                excluded: Some(excluded),
-                copy_program: None,
-            })
+            let rule = (FilterRule::UnlessIn(excluded.as_raw_fd()), namespace);
+            let program = Some(loaded(rule)?);
+            Some(SampleFilter { rule: Some(rule), program, excluded: Some(excluded), copy_program: None })
         });
         made.unwrap_or_default()
     }
@@ -60,12 +55,12 @@ impl SampleFilter {
     pub(in crate::sources::linux::perf) fn open() -> SampleFilter {
         // In other namespaces a program would drop threads without a number here.
         let first = pid_namespace("self").filter(|namespace| filter_program::numbers_all(*namespace));
-        SampleFilter { verdict: first.map(|first| (FilterRule::All, first)), ..SampleFilter::default() }
+        SampleFilter { rule: first.map(|first| (FilterRule::All, first)), ..SampleFilter::default() }
     }
 
     /// Whether a process with a number here has none for the program, since it is in a namespace below ours.
     pub(in crate::sources::linux::perf) fn is_outside_namespace(&self, pid: pid_t) -> bool {
-        let Some((FilterRule::UnlessIn(_), ours)) = self.verdict else { return false };
+        let Some((FilterRule::UnlessIn(_), ours)) = self.rule else { return false };
         !filter_program::numbers_all(ours) && pid_namespace(&pid.to_string()).is_some_and(|its| its != ours)
     }
 
@@ -75,11 +70,10 @@ impl SampleFilter {
     /// # Errors
     /// Errors of bpf(2); nothing is changed then.
     pub(in crate::sources::linux::perf) fn let_unknown_through(&mut self) -> io::Result<()> {
-        let Some((FilterRule::UnlessIn(set), ours)) = self.verdict else { return Ok(()) };
-        let verdict = (FilterRule::UnlessInOrUnknown(set), ours);
-        let program =
-            bpf_sys::load_program(ProgramKind::Event, &filter_program::program(verdict.0, ours, &[]))?;
-        (self.verdict, self.program) = (Some(verdict), Some(program));
+        let Some((FilterRule::UnlessIn(set), ours)) = self.rule else { return Ok(()) };
+        let rule = (FilterRule::UnlessInOrUnknown(set), ours);
+        let program = bpf_sys::load_program(ProgramKind::Event, &filter_program::program(rule.0, ours, &[]))?;
+        (self.rule, self.program) = (Some(rule), Some(program));
         self.exclude(0, false);
         Ok(())
     }
@@ -98,8 +92,8 @@ impl SampleFilter {
     pub(in crate::sources::linux::perf) fn copy(&mut self, copy_code: &[u64]) -> io::Result<()> {
         self.copy_program = None;
         if !copy_code.is_empty() {
-            let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
-            let program = filter_program::program(verdict, namespace, copy_code);
+            let (rule, namespace) = self.rule.ok_or(io::ErrorKind::Unsupported)?;
+            let program = filter_program::program(rule, namespace, copy_code);
             self.copy_program = Some(bpf_sys::load_program(ProgramKind::Event, &program)?);
         }
         Ok(())
@@ -135,8 +129,8 @@ impl SampleFilter {
     }
 }
 
-fn loaded((verdict, namespace): (FilterRule, (u64, u64))) -> Option<OwnedFd> {
-    bpf_sys::load_program(ProgramKind::Event, &filter_program::program(verdict, namespace, &[])).ok()
+fn loaded((rule, namespace): (FilterRule, (u64, u64))) -> Option<OwnedFd> {
+    bpf_sys::load_program(ProgramKind::Event, &filter_program::program(rule, namespace, &[])).ok()
 }
 
 /// Device and inode of the PID namespace of a process.

@@ -27,8 +27,8 @@ impl SimKernel {
         machine.ring = RING;
         // The machine recognizes a map by its contents.
         machine.lists.push((LISTS, u32::MAX, list_bytes(&[]).to_vec()));
-        let verdict = FilterRule::OfProcess(pid.cast_signed());
-        let program = filter_program::program(verdict, NAMESPACE, &read_program(LISTS, RING, None));
+        let rule = FilterRule::OfProcess(pid.cast_signed());
+        let program = filter_program::program(rule, NAMESPACE, &read_program(LISTS, RING, None));
         SimKernel { machine, program, copies: Copies::default() }
     }
 

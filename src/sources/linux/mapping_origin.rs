@@ -4,12 +4,12 @@ use hashbrown::HashMap;
 
 use crate::binary::Mapping;
 
-/// Verdicts on anonymous mappings, by their bounds.
-pub(super) type Verdicts = HashMap<(u64, u64), Verdict>;
+/// Origins of anonymous mappings, by their bounds.
+pub(super) type MappingOrigins = HashMap<(u64, u64), MappingOrigin>;
 
 /// Origin of an anonymous mapping.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum MappingOrigin {
     /// The parts of a file.
     Moved(Vec<Mapping>),
     /// Unknown, after this many attempts.
