@@ -7,7 +7,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use super::symbols::{Place, Symbols};
+use super::symbols::{SymbolInfo, Symbols};
 use crate::profile::formats::firefox::libraries::Library;
 
 /// Most frames in one request for names.
@@ -135,9 +135,9 @@ fn answer_job(symbols: &Symbols, job: &Job) -> Value {
     json!({ "stacks": stacks, "found_modules": found })
 }
 
-fn frame_of(frame: usize, module: &str, offset: u64, place: Option<Place>) -> Frame<'_> {
+fn frame_of(frame: usize, module: &str, offset: u64, place: Option<SymbolInfo>) -> Frame<'_> {
     let module_offset = format!("{offset:#x}");
-    let Some(Place { functions, function_offset, function_size }) = place else {
+    let Some(SymbolInfo { functions, function_offset, function_size }) = place else {
         let line = Line::default();
         return Frame {
             frame,

@@ -35,7 +35,7 @@ pub struct Function {
 
 /// The functions at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SymbolInfo {
     /// Never empty, outermost first.
     pub functions: Vec<Function>,
     /// Offset from the start of the outermost function.
@@ -145,7 +145,7 @@ impl Symbols {
 
     /// The functions at an address of the profile; `None` for any other.
     #[must_use]
-    pub fn place(&self, library: u32, offset: u32) -> Option<Place> {
+    pub fn place(&self, library: u32, offset: u32) -> Option<SymbolInfo> {
         let index = *self.frames.get(&(library, offset))?;
         let frame = self.saved.frames().get(index as usize)?;
         let mut names = Vec::new();
@@ -170,7 +170,7 @@ impl Symbols {
                 (start.map_or(0, |start| offset.saturating_sub(*start)), None)
             }
         };
-        Some(Place { functions, function_offset, function_size })
+        Some(SymbolInfo { functions, function_offset, function_size })
     }
 
     /// The instructions of a library, from an offset on; to the end of the function there, with

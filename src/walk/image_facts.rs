@@ -59,9 +59,9 @@ impl<E, F> Clone for ImageFacts<E, F> {
     }
 }
 
-/// A code address relative to the mapped file.
+/// Key of a fact: a code address relative to the mapped file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::walk) struct Place {
+pub(in crate::walk) struct FactKey {
     address: u64,
     /// The addresses of the mapping.
     pub mapped: Range<Avma>,
@@ -69,7 +69,7 @@ pub(in crate::walk) struct Place {
 
 impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
     /// The place of an address in its file; `None` for code outside files.
-    pub(in crate::walk) fn place(&self, address: CodeAddress, code: &dyn Code) -> Option<Place> {
+    pub(in crate::walk) fn place(&self, address: CodeAddress, code: &dyn Code) -> Option<FactKey> {
         let lookup = address.lookup().at();
         let FilePlace { image, file_offset, mapped } = code.file_place(lookup)?;
         let offset = lookup.0.checked_sub(mapped.start.0)?;
@@ -81,11 +81,11 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
         let next = facts.mappings.len() as u32;
         let mapping = *facts.mappings.entry((image, file_offset, bytes)).or_insert(next);
         let is_return = if address.is_return() { IS_RETURN } else { 0 };
-        Some(Place { address: u64::from(mapping) << 32 | is_return | offset, mapped })
+        Some(FactKey { address: u64::from(mapping) << 32 | is_return | offset, mapped })
     }
 
     /// The fact about a place.
-    pub(in crate::walk) fn get(&self, place: &Place, depends_on: E) -> Option<F> {
+    pub(in crate::walk) fn get(&self, place: &FactKey, depends_on: E) -> Option<F> {
         self.0.borrow().facts.get(&(place.address, depends_on)).cloned()
     }
 
@@ -96,7 +96,7 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
     }
 
     /// Caches a fact about a place. `has_row`: it contains a whole row.
-    pub(in crate::walk) fn insert(&self, place: &Place, depends_on: E, fact: F, has_row: bool) {
+    pub(in crate::walk) fn insert(&self, place: &FactKey, depends_on: E, fact: F, has_row: bool) {
         let mut facts = self.0.borrow_mut();
         if facts.facts.len() >= FACTS_MAX || has_row && facts.rows >= ROWS_MAX {
             facts.facts.clear();
@@ -252,7 +252,7 @@ mod tests {
         MappedFile(FilePlace { image, file_offset: 0x1000, mapped: Avma(START)..Avma(START + bytes) })
     }
 
-    fn place(facts: &ImageFacts<(), u64>, image: u32, at: u64) -> Place {
+    fn place(facts: &ImageFacts<(), u64>, image: u32, at: u64) -> FactKey {
         facts.place(CodeAddress::Pc(Avma(START + at)), &mapped(image, 1 << 30)).expect("in a file")
     }
 

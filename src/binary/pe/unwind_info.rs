@@ -127,17 +127,17 @@ fn without_epilogues(slots: &[[u8; 2]]) -> &[[u8; 2]] {
     slots.get(epilogues + usize::from(filled)..).unwrap_or_default()
 }
 
-/// A place in the frame: an offset from the stack pointer, or from the frame register.
+/// A position in the frame: an offset from the stack pointer, or from the frame register.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct FrameOffset {
     /// By DWARF number.
     register: u8,
     offset: i64,
 }
 
-impl Place {
-    fn behind(self, bytes: i64) -> Option<Place> {
-        Some(Place { offset: self.offset.checked_add(bytes)?, ..self })
+impl FrameOffset {
+    fn behind(self, bytes: i64) -> Option<FrameOffset> {
+        Some(FrameOffset { offset: self.offset.checked_add(bytes)?, ..self })
     }
 }
 
@@ -145,8 +145,8 @@ impl Place {
 /// `None` if they have none, or one that is unknown.
 #[must_use]
 pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
-    let mut sp = Place { register: RSP as u8, offset: 0 };
-    let mut saved: [Option<Place>; 16] = [None; 16];
+    let mut sp = FrameOffset { register: RSP as u8, offset: 0 };
+    let mut saved: [Option<FrameOffset>; 16] = [None; 16];
     let mut interrupt = None;
     for (number, info) in infos.iter().enumerate() {
         // The prologues of chained entries are complete.
@@ -159,8 +159,8 @@ pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
             }
         }
         let frame = match info.frame.filter(|_| is_set) {
-            Some((register, above)) => Place { register, offset: -above },
-            None => Place { register: RSP as u8, offset: 0 },
+            Some((register, above)) => FrameOffset { register, offset: -above },
+            None => FrameOffset { register: RSP as u8, offset: 0 },
         };
         for step in info.steps() {
             let (done_at, step) = step?;
@@ -209,7 +209,7 @@ pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
 }
 
 /// The DWARF expression of a place.
-fn based(place: Place) -> Box<[u8]> {
+fn based(place: FrameOffset) -> Box<[u8]> {
     let mut code = vec![BREG0 + place.register];
     let mut left = place.offset;
     loop {

@@ -16,7 +16,7 @@ const CALLERS_GROUP: u32 = 1235;
 /// Whether this process can create files of other users; prints a skip if not.
 #[allow(clippy::print_stdout)] // A skip has a reason.
 fn is_root() -> bool {
-    if Place::is_root() {
+    if OutputPlace::is_root() {
         return true;
     }
     let must = std::env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
@@ -44,7 +44,7 @@ fn under_sudo() -> OutputFiles {
 
 fn make_directory(path: &Path, uid: u32, mode: u32) {
     fs::create_dir(path).expect("made");
-    if Place::is_root() {
+    if OutputPlace::is_root() {
         chown(path, Some(uid), Some(uid)).expect("given away");
     }
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("set");
@@ -265,7 +265,7 @@ fn a_name_that_becomes_a_link_never_leads_to_another_file() {
         let swap = move || {
             fs::remove_file(&name).expect("removed");
             symlink(&to, &name).expect("linked");
-            if Place::is_root() {
+            if OutputPlace::is_root() {
                 lchown(&name, Some(OTHER), Some(OTHER)).expect("given away");
             }
         };
@@ -582,6 +582,6 @@ fn under_sudo_outputs_belong_to_the_caller() {
     make_directory(&base.join("others/roots"), 0, 0o755);
     denied("others/roots/a.svg");
     // The thread has its own rights again.
-    assert!(Place::is_root());
+    assert!(OutputPlace::is_root());
     put(&base.join("roots/after.svg"), "x").expect("written");
 }

@@ -9,25 +9,25 @@ use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 
 use super::refusal::Problem;
-use crate::sources::output::{Place, Status};
+use crate::sources::output::{OutputPlace, Status};
 
 /// Free space that is required, bytes: file systems allocate blocks.
 const ROOM_BYTES: usize = 4096;
 
 /// Whether a file with this name could be created, with room for data.
-pub(super) fn check_room(place: &Place) -> Result<(), Problem> {
+pub(super) fn check_room(place: &OutputPlace) -> Result<(), Problem> {
     let new = place.create().map_err(Problem::in_directory)?;
     Ok(new.file().write_all(&[0; ROOM_BYTES])?)
 }
 
 /// Whether the name is that of a /proc file and not a link: writing to these files changes the
 /// system or a process.
-pub(super) fn is_of_kernel(place: &Place) -> Result<bool, Problem> {
+pub(super) fn is_of_kernel(place: &OutputPlace) -> Result<bool, Problem> {
     Ok(place.existing()?.is_some_and(|existing| !existing.is_link()))
 }
 
 /// Whether the target of a /proc link, an open file of a process, can be written.
-fn check_proc(place: &Place) -> Result<(), Problem> {
+fn check_proc(place: &OutputPlace) -> Result<(), Problem> {
     if is_of_kernel(place)? {
         return Err(Problem::of_kernel());
     }
@@ -52,7 +52,7 @@ fn check_kind(target: &Status) -> Result<(), Problem> {
 }
 
 /// Whether an output that is not replaced may be written to and accepts data.
-fn check_target(place: &Place, target: &Status) -> Result<(), Problem> {
+fn check_target(place: &OutputPlace, target: &Status) -> Result<(), Problem> {
     place.check_access()?;
     if target.is_character_device()
         && let Some((mut file, opened)) = place.open_at_once()?
@@ -73,7 +73,7 @@ pub(super) fn check_open_file(mut file: &File) -> Result<(), Problem> {
 }
 
 /// Opens for appending a regular file that no other user has planted.
-pub(super) fn open_to_append(place: &Place) -> Result<File, Problem> {
+pub(super) fn open_to_append(place: &OutputPlace) -> Result<File, Problem> {
     if place.is_proc() {
         return Err(Problem::not_regular());
     }
@@ -86,11 +86,15 @@ pub(super) fn open_to_append(place: &Place) -> Result<File, Problem> {
     if !opened.is_regular() {
         return Err(Problem::not_regular());
     }
-    if Place::is_trusted(&place.directory()?, &opened) { Ok(file) } else { Err(Problem::foreign(opened.uid)) }
+    if OutputPlace::is_trusted(&place.directory()?, &opened) {
+        Ok(file)
+    } else {
+        Err(Problem::foreign(opened.uid))
+    }
 }
 
 /// Whether an output can be written there.
-pub(super) fn check_place(place: &Place) -> Result<(), Problem> {
+pub(super) fn check_place(place: &OutputPlace) -> Result<(), Problem> {
     if place.is_proc() {
         return check_proc(place);
     }
@@ -104,7 +108,7 @@ pub(super) fn check_place(place: &Place) -> Result<(), Problem> {
         // Renaming over a file does not check whether that file may be written; opening does.
         Some(existing) if existing.is_regular() => {
             place.ask()?;
-            if !Place::may_replace(&directory, existing) {
+            if !OutputPlace::may_replace(&directory, existing) {
                 return Err(Problem::sticky(existing.uid));
             }
         }
@@ -120,5 +124,5 @@ pub(super) fn is_direct(existing: &Status) -> bool {
 
 pub(super) fn check_direct(directory: &Status, existing: &Status) -> Result<(), Problem> {
     check_kind(existing)?;
-    if Place::is_trusted(directory, existing) { Ok(()) } else { Err(Problem::planted(existing.uid)) }
+    if OutputPlace::is_trusted(directory, existing) { Ok(()) } else { Err(Problem::planted(existing.uid)) }
 }

@@ -15,7 +15,7 @@ use super::{proc, threads};
 use crate::binary::files::{self, Files};
 use crate::binary::{ImageBytes, OpenError};
 use crate::sources::LocalFiles;
-use crate::sources::target_file::{Copying, Links, Patience, Place, Root, TargetFile};
+use crate::sources::target_file::{Copying, FileLocation, Links, Patience, Root, TargetFile};
 
 /// Tolerance for a map that seems older than its process, in seconds: both times are rounded, and the clock
 /// may have been adjusted in between.
@@ -69,7 +69,7 @@ impl TargetFiles {
         seen: Option<SystemTime>,
     ) -> Option<Result<ImageBytes, OpenError>> {
         let (root, path) = (self.root.clone()?, path.to_owned());
-        let opened = patience.wait_for(Place::Device(identity.0), move |copying| {
+        let opened = patience.wait_for(FileLocation::Device(identity.0), move |copying| {
             let file = root.open(&path, Links::All, copying)?;
             if file.about().identity != identity {
                 return Ok(None);
@@ -93,7 +93,7 @@ impl TargetFiles {
     /// Device and inode of the regular file at a path. `patience` is the process's.
     pub(super) fn identity(&self, patience: &Patience, path: &str) -> Result<(u64, u64), OpenError> {
         let Some(root) = self.root.clone() else { return Err(NO_ROOT) };
-        let (place, path) = (Place::of(path), path.to_owned());
+        let (place, path) = (FileLocation::of(path), path.to_owned());
         patience.wait_for(place, move |copying| Ok(root.open(&path, Links::All, copying)?.about().identity))
     }
 
@@ -105,7 +105,7 @@ impl TargetFiles {
         work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
     ) -> Result<T, OpenError> {
         let Some(root) = self.root.clone() else { return Err(NO_ROOT) };
-        let (place, path) = (Place::of(path), path.to_owned());
+        let (place, path) = (FileLocation::of(path), path.to_owned());
         self.patience.wait_for(place, move |copying| work(root.open(&path, links, copying)?, copying))
     }
 }
@@ -134,7 +134,8 @@ impl Files for TargetFiles {
     fn list(&self, directory: &str) -> Vec<String> {
         let Some(root) = self.root.clone() else { return Vec::new() };
         let path = directory.to_owned();
-        let listed = self.patience.wait_for(Place::Directory(path.clone()), move |_| Ok(root.list(&path)));
+        let listed =
+            self.patience.wait_for(FileLocation::Directory(path.clone()), move |_| Ok(root.list(&path)));
         listed.unwrap_or_default()
     }
 

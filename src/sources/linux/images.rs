@@ -19,7 +19,7 @@ use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::binary::{elf, pe};
 use crate::error::io_text;
 use crate::sources::Fault;
-use crate::sources::target_file::{Copying, Links, Patience, Place, Root, open_linked};
+use crate::sources::target_file::{Copying, FileLocation, Links, Patience, Root, open_linked};
 
 /// A vDSO is a few pages; anything larger is not one.
 const MAX_VDSO_BYTES: u64 = 1 << 20;
@@ -135,7 +135,7 @@ impl Maps {
             identity: mapping.identity,
             link: link_to(pid, mapping),
         };
-        let place = Place::Device(mapping.identity.0);
+        let place = FileLocation::Device(mapping.identity.0);
         let (reason, unsure) = match self.patience.wait_for(place, move |copying| wanted.find(copying))? {
             FileMatch::Same(bytes) => return Ok(bytes),
             FileMatch::Unsure(reason, bytes) => (reason, bytes),

@@ -14,7 +14,7 @@ use libc::pid_t;
 
 use super::{Source, proc, sys, threads};
 use crate::error::{Error, ErrorKind, io_text};
-use crate::sources::target_file::{Copying, Patience, Place, open_linked};
+use crate::sources::target_file::{Copying, FileLocation, Patience, open_linked};
 
 /// CAP_SYS_PTRACE of capabilities(7).
 const CAP_SYS_PTRACE: u32 = 19;
@@ -201,7 +201,7 @@ const NARROW: &str =
 fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {
     let link = format!("/proc/{pid}/exe");
     let read = move |copying: &Copying| open_linked(pid, &link, copying)?.head::<20>();
-    let head = Patience::default().wait_for(Place::of("/proc/exe"), read).ok()?;
+    let head = Patience::default().wait_for(FileLocation::of("/proc/exe"), read).ok()?;
     head.starts_with(b"\x7fELF").then(|| (head[4], u16::from_le_bytes([head[18], head[19]])))
 }
 

@@ -2,7 +2,7 @@
 //! error.
 //!
 //! A path is resolved once ([`resolve`]), component by component, each opened relative to the one before. The
-//! result is a [`Place`]: an open directory and a name in it. Every later step (test, new file, rename) is
+//! result is an [`OutputPlace`]: an open directory and a name in it. Every later step (test, new file, rename) is
 //! relative to that descriptor, so no user with write access to a directory of the path can redirect it. The
 //! content goes to a nameless file (O_TMPFILE) or one with an unguessable name, and gets the output's name
 //! when it is complete. [`Caller`] is the user who called sudo, as whom outputs are created.
@@ -18,7 +18,7 @@ mod unfinished;
 
 pub use caller::Caller;
 pub use calls::{Status, duplicate as open_file};
-pub use place::Place;
+pub use place::OutputPlace;
 pub use resolve::{Goal, Refusal, Resolved, Trust, make_directories, resolve};
 #[cfg(test)]
 pub(crate) use step::{Step, hook};

@@ -18,18 +18,18 @@ const NEW: u32 = 0o666;
 
 /// Destination of an output: a name in an open directory.
 #[derive(Debug)]
-pub struct Place {
+pub struct OutputPlace {
     pub(super) directory: Arc<OwnedFd>,
     pub(super) name: CString,
     /// An entry of /proc, with links that only the kernel can follow.
     pub(super) is_proc: bool,
 }
 
-impl Place {
+impl OutputPlace {
     /// Whether both are the same name in the same directory, regardless of the paths.
     #[must_use]
-    pub fn is_same(&self, other: &Place) -> bool {
-        let identity = |place: &Place| place.directory().ok().map(|status| status.identity);
+    pub fn is_same(&self, other: &OutputPlace) -> bool {
+        let identity = |place: &OutputPlace| place.directory().ok().map(|status| status.identity);
         self.name == other.name && identity(self).is_some_and(|here| identity(other) == Some(here))
     }
 

@@ -1,4 +1,4 @@
-//! From a path to a [`Place`], one component at a time.
+//! From a path to an [`OutputPlace`], one component at a time.
 //!
 //! Each directory is opened relative to the one before and without following a link; a link is read and its
 //! target walked in the same way. So the file that was checked is the file that is used, and every link is
@@ -18,7 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::place::Place;
+use super::place::OutputPlace;
 use super::step::{Step, reached};
 use super::{Status, caller, calls};
 
@@ -49,7 +49,7 @@ pub enum Goal {
 #[derive(Debug)]
 pub enum Resolved {
     /// A name in a directory.
-    Place(Place),
+    OutputPlace(OutputPlace),
     /// An open file of this process (`/dev/stdout`, `/dev/fd/3`).
     Descriptor(OwnedFd),
 }
@@ -188,7 +188,7 @@ impl Walk {
     }
 
     fn place(self, name: CString, is_proc: bool) -> Resolved {
-        Resolved::Place(Place { directory: Arc::new(self.directory), name, is_proc })
+        Resolved::OutputPlace(OutputPlace { directory: Arc::new(self.directory), name, is_proc })
     }
 
     /// Enters the directory of this name, or continues at the target of a link.

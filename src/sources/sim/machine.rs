@@ -10,7 +10,7 @@ use crate::sources::{Activity, ExitStatus, TargetEvent, ThreadId, ThreadStatus};
 
 use super::config::SimActivity;
 use super::ledger::SimLedger;
-use super::thread::{Pending, Phase, Place, Program, Thread};
+use super::thread::{Pending, Phase, Program, Thread, ThreadState};
 
 /// An event at a planned time. At equal times, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,8 +114,8 @@ impl Machine {
     /// exact otherwise.
     pub(super) fn poll(&self, index: usize) -> ThreadStatus {
         let thread = &self.threads[index];
-        let lag_ns = match thread.place {
-            Place::Cpu(_) => {
+        let lag_ns = match thread.state {
+            ThreadState::Cpu(_) => {
                 let tick_ns = self.now_ns - self.now_ns % self.accounting_tick_ns;
                 self.now_ns - tick_ns.max(thread.on_cpu_since_ns)
             }
@@ -136,10 +136,10 @@ impl Machine {
             stack_bytes,
             keep_waiting,
             asked_ns: self.now_ns,
-            running_since_asked: matches!(thread.place, Place::Cpu(_)),
+            running_since_asked: matches!(thread.state, ThreadState::Cpu(_)),
             due_ns: self.now_ns.saturating_add(self.stop_latency_ns),
         });
-        if thread.place == Place::Off {
+        if thread.state == ThreadState::Off {
             match thread.phase().activity {
                 SimActivity::Stopped => self.ledger.interrupted_a_stopped_thread(),
                 _ => self.ledger.interrupted_a_waiting_thread(),
@@ -151,9 +151,9 @@ impl Machine {
     /// An upper bound of a thread's stop time, from the profiler's point of view.
     pub(super) fn pause_ns(&self, index: usize) -> u64 {
         let thread = &self.threads[index];
-        let since_ns = match (thread.place, thread.pending) {
+        let since_ns = match (thread.state, thread.pending) {
             (_, Some(pending)) if pending.running_since_asked => pending.asked_ns,
-            (Place::Stopped { since_ns }, _) => since_ns,
+            (ThreadState::Stopped { since_ns }, _) => since_ns,
             _ => self.now_ns,
         };
         self.now_ns - since_ns
@@ -162,18 +162,18 @@ impl Machine {
     /// Releases a stopped thread, which runs, waits or ends. A second call has no effect.
     pub(super) fn release(&mut self, index: usize) {
         let thread = &mut self.threads[index];
-        let Place::Stopped { since_ns } = thread.place else { return };
+        let ThreadState::Stopped { since_ns } = thread.state else { return };
         self.ledger.record_release(thread.id, self.now_ns - since_ns, false);
         thread.pending = None;
-        thread.place = Place::Off;
-        if thread.leaves {
+        thread.state = ThreadState::Off;
+        if thread.exits {
             self.die(index);
         } else if thread.phase().activity == SimActivity::Run {
-            self.threads[index].place = Place::Queue;
+            self.threads[index].state = ThreadState::Runnable;
             if let Some(cpu) = self.cpus.iter().position(|cpu| cpu.lent_by == Some(index)) {
                 if let Some(other) = self.cpus[cpu].runs {
                     self.leave_cpu(other);
-                    self.threads[other].place = Place::Queue;
+                    self.threads[other].state = ThreadState::Runnable;
                     self.queue.push_front(other);
                 }
                 self.put_on(cpu, index);
@@ -213,15 +213,15 @@ impl Machine {
         }
         let mut next = self.timeline.front().map_or(u64::MAX, |(at, _)| *at);
         for thread in &self.threads {
-            match thread.place {
-                Place::Cpu(_) => {
+            match thread.state {
+                ThreadState::Cpu(_) => {
                     next = next.min(self.now_ns.saturating_add(thread.left_ns));
                     if !self.queue.is_empty() {
                         next = next.min(self.now_ns.saturating_add(thread.slice_ns));
                     }
                     next = next.min(thread.pending.map_or(u64::MAX, |pending| pending.due_ns));
                 }
-                Place::Off => next = next.min(thread.until_ns),
+                ThreadState::Off => next = next.min(thread.until_ns),
                 _ => {}
             }
         }
@@ -239,7 +239,7 @@ impl Machine {
             return;
         }
         for thread in &mut self.threads {
-            if let Place::Cpu(_) = thread.place {
+            if let ThreadState::Cpu(_) = thread.state {
                 thread.cpu_ns += ns;
                 thread.left_ns = thread.left_ns.saturating_sub(ns);
                 thread.slice_ns = thread.slice_ns.saturating_sub(ns);
@@ -259,7 +259,7 @@ impl Machine {
             }
             self.timeline.pop_front();
             match what {
-                MachineEvent::Start(index) if self.threads[index].place == Place::Unborn => {
+                MachineEvent::Start(index) if self.threads[index].state == ThreadState::NotStarted => {
                     let Thread { id, .. } = self.threads[index];
                     let stack_top = self.threads[index].stack_top();
                     self.out.push_back(MachineOutput::Event(TargetEvent::ThreadStarted {
@@ -269,10 +269,10 @@ impl Machine {
                     self.enter_phase(index);
                 }
                 MachineEvent::Start(_) => {}
-                MachineEvent::Leave(index) => match self.threads[index].place {
-                    Place::Unborn => self.threads[index].place = Place::Dead,
-                    Place::Dead => {}
-                    Place::Stopped { .. } => self.threads[index].leaves = true,
+                MachineEvent::Leave(index) => match self.threads[index].state {
+                    ThreadState::NotStarted => self.threads[index].state = ThreadState::Dead,
+                    ThreadState::Dead => {}
+                    ThreadState::Stopped { .. } => self.threads[index].exits = true,
                     _ => self.die(index),
                 },
                 MachineEvent::Exec => self.exec(),
@@ -286,15 +286,15 @@ impl Machine {
     fn settle(&mut self) {
         for index in 0..self.threads.len() {
             let thread = &self.threads[index];
-            match thread.place {
-                Place::Cpu(_) => {
+            match thread.state {
+                ThreadState::Cpu(_) => {
                     if thread.pending.is_some_and(|pending| pending.due_ns <= self.now_ns) {
                         self.stand(index);
                     } else if thread.left_ns == 0 {
                         self.next_phase(index);
                     }
                 }
-                Place::Off if thread.until_ns <= self.now_ns => self.next_phase(index),
+                ThreadState::Off if thread.until_ns <= self.now_ns => self.next_phase(index),
                 _ => {}
             }
         }
@@ -305,7 +305,7 @@ impl Machine {
         {
             self.leave_cpu(index);
             self.cpus[cpu].lent_by = None;
-            self.threads[index].place = Place::Queue;
+            self.threads[index].state = ThreadState::Runnable;
             self.queue.push_back(index);
             self.fill_cpus();
         }
@@ -339,15 +339,15 @@ impl Machine {
         let Phase { activity, duration_ns, .. } = thread.program.phases[thread.phase];
         if activity == SimActivity::Run {
             thread.left_ns = duration_ns;
-            if !matches!(thread.place, Place::Cpu(_)) {
-                thread.place = Place::Queue;
+            if !matches!(thread.state, ThreadState::Cpu(_)) {
+                thread.state = ThreadState::Runnable;
                 thread.slice_ns = self.slice_ns;
                 self.queue.push_back(index);
             }
         } else {
             thread.until_ns = self.now_ns.saturating_add(duration_ns);
             self.leave_cpu(index);
-            self.threads[index].place = Place::Off;
+            self.threads[index].state = ThreadState::Off;
             if self.threads[index].pending.is_some() {
                 // A thread with a pending stop does not start to sleep.
                 self.stand(index);
@@ -357,22 +357,22 @@ impl Machine {
     }
 
     fn stand(&mut self, index: usize) {
-        if let Place::Cpu(cpu) = self.threads[index].place {
+        if let ThreadState::Cpu(cpu) = self.threads[index].state {
             let (lender, pending) = (self.cpus[cpu].lent_by, self.threads[index].pending);
             self.leave_cpu(index);
             self.cpus[cpu].lent_by = lender.or(Some(index));
             self.threads[index].pending = pending;
         }
-        self.threads[index].place = Place::Stopped { since_ns: self.now_ns };
+        self.threads[index].state = ThreadState::Stopped { since_ns: self.now_ns };
         self.ledger.stand(self.threads[index].id);
         self.out.push_back(MachineOutput::Ready(index));
         self.fill_cpus();
     }
 
     fn leave_cpu(&mut self, index: usize) {
-        let Place::Cpu(cpu) = self.threads[index].place else { return };
+        let ThreadState::Cpu(cpu) = self.threads[index].state else { return };
         self.cpus[cpu].runs = None;
-        self.threads[index].place = Place::Off;
+        self.threads[index].state = ThreadState::Off;
         if let Some(pending) = &mut self.threads[index].pending {
             pending.running_since_asked = false;
         }
@@ -385,7 +385,7 @@ impl Machine {
         }
         self.turns += 1;
         let thread = &mut self.threads[index];
-        thread.place = Place::Cpu(cpu);
+        thread.state = ThreadState::Cpu(cpu);
         thread.switches += 1;
         thread.turn = self.turns;
         thread.on_cpu_since_ns = self.now_ns;
@@ -420,11 +420,11 @@ impl Machine {
             cpu.lent_by = cpu.lent_by.filter(|lender| *lender != index);
         }
         let thread = &mut self.threads[index];
-        if let Place::Stopped { since_ns } = thread.place {
+        if let ThreadState::Stopped { since_ns } = thread.state {
             self.ledger.record_release(thread.id, self.now_ns - since_ns, true);
         }
         thread.pending = None;
-        thread.place = Place::Dead;
+        thread.state = ThreadState::Dead;
         let event = TargetEvent::ThreadExited { thread: thread.id, cpu_ns: Some(thread.cpu_ns) };
         self.out.push_back(MachineOutput::Event(event));
         self.fill_cpus();
@@ -450,15 +450,15 @@ impl Machine {
     /// cannot execute anything, so it does this when it is released.
     pub(super) fn exec(&mut self) {
         let Some(leader) = self.threads.iter().position(Thread::alive) else { return };
-        if let Place::Stopped { .. } = self.threads[leader].place {
+        if let ThreadState::Stopped { .. } = self.threads[leader].state {
             self.exec_due = true;
             return;
         }
         let Some(program) = self.exec_program.take() else { return };
         for index in 0..self.threads.len() {
-            match self.threads[index].place {
-                Place::Unborn => self.threads[index].place = Place::Dead,
-                Place::Dead => {}
+            match self.threads[index].state {
+                ThreadState::NotStarted => self.threads[index].state = ThreadState::Dead,
+                ThreadState::Dead => {}
                 _ if index == leader => {}
                 _ => self.die(index),
             }
@@ -471,7 +471,7 @@ impl Machine {
         thread.id = self.leader;
         thread.program = program;
         thread.phase = 0;
-        thread.place = Place::Off;
+        thread.state = ThreadState::Off;
         let event = TargetEvent::Exec { thread: thread.id, stack_top: thread.stack_top() };
         self.out.push_back(MachineOutput::Event(event));
         self.enter_phase(leader);

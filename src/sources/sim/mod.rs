@@ -44,7 +44,7 @@ use faults::Faults;
 use images::{Code, Module};
 use machine::{Machine, MachineEvent, MachineOutput, Setup};
 use stack::{ADDRESS_MASK, StackImage, StackPlace};
-use thread::{Phase, Place, Program, Thread};
+use thread::{Phase, Program, Thread, ThreadState};
 
 /// A simulated process.
 #[derive(Debug)]
@@ -374,7 +374,7 @@ impl Target for SimTarget {
     fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
         let index = self.find(thread).ok()?;
         let thread = &self.machine.threads[index];
-        let waits = thread.place == Place::Off && thread.phase().activity == SimActivity::Wait;
+        let waits = thread.state == ThreadState::Off && thread.phase().activity == SimActivity::Wait;
         let pc = pc(&self.code, self.config.seed, thread, self.machine.now_ns);
         waits.then(|| (thread.phase().stack.registers(&self.code, pc).sp(), pc))
     }

@@ -39,11 +39,11 @@ pub(super) struct Pending {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Unborn,
+pub(super) enum ThreadState {
+    NotStarted,
     Cpu(usize),
     /// Needs a CPU.
-    Queue,
+    Runnable,
     /// Waits or is under job control.
     Off,
     /// Stopped for the profiler.
@@ -59,7 +59,7 @@ pub(super) struct Thread {
     pub(super) name: Option<String>,
     pub(super) program: Program,
     pub(super) phase: usize,
-    pub(super) place: Place,
+    pub(super) state: ThreadState,
     /// CPU time until a running phase ends.
     pub(super) left_ns: u64,
     /// End of a waiting phase.
@@ -73,7 +73,7 @@ pub(super) struct Thread {
     pub(super) turn: u64,
     pub(super) pending: Option<Pending>,
     /// Ends as soon as it is no longer stopped.
-    pub(super) leaves: bool,
+    pub(super) exits: bool,
 }
 
 impl Thread {
@@ -83,7 +83,7 @@ impl Thread {
             name,
             program,
             phase: 0,
-            place: Place::Unborn,
+            state: ThreadState::NotStarted,
             left_ns: 0,
             until_ns: 0,
             slice_ns: 0,
@@ -92,7 +92,7 @@ impl Thread {
             switches: 0,
             turn: 0,
             pending: None,
-            leaves: false,
+            exits: false,
         }
     }
 
@@ -105,6 +105,6 @@ impl Thread {
     }
 
     pub(super) fn alive(&self) -> bool {
-        !matches!(self.place, Place::Unborn | Place::Dead)
+        !matches!(self.state, ThreadState::NotStarted | ThreadState::Dead)
     }
 }

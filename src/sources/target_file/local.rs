@@ -10,7 +10,7 @@ use crate::binary::{Files, ImageBytes, OpenError};
 
 #[cfg(target_os = "linux")]
 use super::Links;
-use super::{Copying, Patience, Place, TargetFile};
+use super::{Copying, FileLocation, Patience, TargetFile};
 
 /// Record of files that did not answer.
 static PATIENCE: LazyLock<Patience> = LazyLock::new(Patience::default);
@@ -34,7 +34,7 @@ impl Files for LocalFiles {
 
     fn list(&self, directory: &str) -> Vec<String> {
         let path = absolute(directory);
-        let listed = PATIENCE.wait_for(Place::Directory(path.clone()), move |_| Ok(list(&path)));
+        let listed = PATIENCE.wait_for(FileLocation::Directory(path.clone()), move |_| Ok(list(&path)));
         listed.unwrap_or_default()
     }
 }
@@ -47,7 +47,7 @@ pub(in crate::sources) fn with_local<T: Send + 'static>(
     work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
 ) -> Result<T, OpenError> {
     let path = absolute(path);
-    PATIENCE.wait_for(Place::of(&path), move |copying| work(open(&path, all_links, copying)?, copying))
+    PATIENCE.wait_for(FileLocation::of(&path), move |copying| work(open(&path, all_links, copying)?, copying))
 }
 
 fn absolute(path: &str) -> String {

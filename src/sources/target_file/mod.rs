@@ -32,4 +32,4 @@ pub(super) use local::with_local;
 pub(super) use resolve::Links;
 #[cfg(target_os = "linux")]
 pub(super) use wait::end_idle_workers;
-pub(super) use wait::{Copying, Patience, Place};
+pub(super) use wait::{Copying, FileLocation, Patience};

@@ -32,9 +32,9 @@ const MAX_SLICES: u32 = 60_000;
 /// A worker's stack; it calls the system and parses nothing.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Place of a file operation: places known to hang are not tried again.
+/// Location of a file operation: those known to hang are not tried again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::sources) enum Place {
+pub(in crate::sources) enum FileLocation {
     /// The device of a mapped file, as the kernel states it.
     #[cfg(any(target_os = "linux", test))]
     Device(u64),
@@ -42,10 +42,10 @@ pub(in crate::sources) enum Place {
     Directory(String),
 }
 
-impl Place {
+impl FileLocation {
     /// The directory of a path.
-    pub(in crate::sources) fn of(path: &str) -> Place {
-        Place::Directory(path.rsplit_once('/').map_or("", |(directory, _)| directory).to_owned())
+    pub(in crate::sources) fn of(path: &str) -> FileLocation {
+        FileLocation::Directory(path.rsplit_once('/').map_or("", |(directory, _)| directory).to_owned())
     }
 }
 
@@ -54,7 +54,7 @@ impl Place {
 pub(in crate::sources) struct Patience {
     workers: &'static Workers,
     waited_ms: AtomicU64,
-    silent: Mutex<HashSet<Place>>,
+    silent: Mutex<HashSet<FileLocation>>,
 }
 
 impl Default for Patience {
@@ -70,7 +70,7 @@ impl Patience {
     /// [`OpenError::NoAnswer`], or the error of the operation.
     pub(in crate::sources) fn wait_for<T: Send + 'static>(
         &self,
-        place: Place,
+        place: FileLocation,
         work: impl FnOnce(&Copying) -> Result<T, OpenError> + Send + 'static,
     ) -> Result<T, OpenError> {
         let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -250,20 +250,24 @@ mod tests {
     fn a_hanging_operation_is_abandoned_and_its_place_avoided() {
         let (patience, workers) = patience();
         let (release, until) = mpsc::channel();
-        let silent = Place::of("/mnt/a");
+        let silent = FileLocation::of("/mnt/a");
         assert_eq!(patience.wait_for(silent.clone(), |_| Ok(7)).ok(), Some(7));
         assert_eq!(why(patience.wait_for(silent, hang(until))), no_answer());
         assert_eq!(workers.stuck.load(Relaxed), 1);
         // Not started: it would set the flag.
         let begun = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&begun);
-        let again = patience.wait_for(Place::of("/mnt/b"), move |_| {
+        let again = patience.wait_for(FileLocation::of("/mnt/b"), move |_| {
             flag.store(true, Relaxed);
             Ok(())
         });
         assert_eq!(why(again), no_answer());
         assert!(!begun.load(Relaxed));
-        assert_eq!(patience.wait_for(Place::of("/usr/lib/b"), |_| Ok(7)).ok(), Some(7), "others answer");
+        assert_eq!(
+            patience.wait_for(FileLocation::of("/usr/lib/b"), |_| Ok(7)).ok(),
+            Some(7),
+            "others answer"
+        );
         // A late answer means that the worker is no longer stuck.
         drop(release);
         while workers.stuck.load(Relaxed) > 0 {
@@ -280,12 +284,12 @@ mod tests {
             let process = Patience { workers, ..Patience::default() };
             let (release, until) = mpsc::channel();
             releases.push(release);
-            assert!(process.wait_for(Place::Device(number), hang(until)).is_err());
+            assert!(process.wait_for(FileLocation::Device(number), hang(until)).is_err());
             waited = Duration::from_millis(workers.waited_ms.load(Relaxed));
         }
         assert!(waited <= MAX_WAITS + MAX_WAIT + LATE_WAIT * 40, "{waited:?}");
         let process = Patience { workers, ..Patience::default() };
-        assert_eq!(process.wait_for(Place::Device(1), |_| Ok(7)).ok(), Some(7), "others answer");
+        assert_eq!(process.wait_for(FileLocation::Device(1), |_| Ok(7)).ok(), Some(7), "others answer");
     }
 
     #[test]
@@ -302,10 +306,10 @@ mod tests {
                 let _ = tell.send(());
                 hang(copying)
             };
-            assert!(patience.wait_for(Place::Device(number), work).is_err());
+            assert!(patience.wait_for(FileLocation::Device(number), work).is_err());
             begun += u64::from(told.recv().is_ok());
         }
         assert_eq!(begun, (MAX_PROCESS_WAIT.as_millis() / MAX_WAIT.as_millis()) as u64);
-        assert_eq!(why(patience.wait_for(Place::Device(99), |_| Ok(7))), no_answer());
+        assert_eq!(why(patience.wait_for(FileLocation::Device(99), |_| Ok(7))), no_answer());
     }
 }

@@ -6,7 +6,7 @@
 //! Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
 
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, FlowState, Place, Value};
+use crate::walk::flow::state::{Effect, FlowState, RegisterOffset, Value};
 
 const SP: u8 = 31;
 
@@ -199,7 +199,7 @@ fn access(
     distance: i64,
     writes_back: bool,
     is_before: bool,
-) -> Option<Place> {
+) -> Option<RegisterOffset> {
     let there = state.sum(base, distance);
     let place = state.place(base).map(|place| if is_before { place.plus(distance) } else { place });
     if writes_back {

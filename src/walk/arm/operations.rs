@@ -5,7 +5,7 @@
 
 use super::registers::{LR, PC, SP};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, FlowState, Place, Value};
+use crate::walk::flow::state::{Effect, FlowState, RegisterOffset, Value};
 
 /// A load or store of one register.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Access {
 
 impl Access {
     /// The address of the access; updates the base register if the instruction does.
-    fn place(&self, state: &mut FlowState) -> Option<Place> {
+    fn place(&self, state: &mut FlowState) -> Option<RegisterOffset> {
         let there = state.sum(self.base, self.distance);
         let place = state.place(self.base);
         if self.writes_back {
@@ -191,7 +191,7 @@ pub(super) fn sum(state: &FlowState, left: u8, right: Value, is_difference: bool
             Value::At(place.plus(i64::from((number as u32).cast_signed())))
         }
         (Value::Number(number), Value::First(register)) if !is_difference => {
-            Value::At(Place { register, offset: i64::from((number as u32).cast_signed()) })
+            Value::At(RegisterOffset { register, offset: i64::from((number as u32).cast_signed()) })
         }
         _ => Value::Unknown,
     }

@@ -5,7 +5,7 @@
 //! After a noreturn call come other blocks of the function, with another frame, or data.
 
 use super::paths::{Arrived, Paths, function_around};
-use super::state::{FlowState, Place, Value};
+use super::state::{FlowState, RegisterOffset, Value};
 use crate::addr::Avma;
 use crate::walk::processor::Processor;
 
@@ -50,7 +50,7 @@ impl Paths<'_> {
 /// Whether the stack pointer was loaded from elsewhere than the stack, and the return address was not saved:
 /// `longjmp` leaves to another frame like this. Code that switches tasks saves it, and returns.
 fn leaves_stack<P: Processor>(state: &FlowState) -> bool {
-    let is_other = |place: Place| place.register != P::STACK_POINTER;
+    let is_other = |place: RegisterOffset| place.register != P::STACK_POINTER;
     let link = P::LINK.map(Value::First);
     let saves_link = state.stores().any(|(_, value)| Some(value) == link);
     let leaves = match state.get(P::STACK_POINTER) {

@@ -27,7 +27,7 @@ pub(super) use exits::may_jump_into;
 use paths::{Arrived, Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, Paths};
 pub(super) use paths::{after_call, function_around};
 pub(super) use rows::{row_at_return, row_in_function};
-pub(super) use state::{Effect, FlowState, Place, Value};
+pub(super) use state::{Effect, FlowState, RegisterOffset, Value};
 
 /// The row at `at`, by the paths from there to a return: the first one found, or the common one if every path must
 /// be followed. `returned`: a call has just returned, so the link register does not hold the caller.
@@ -263,7 +263,7 @@ pub(super) fn ends_chain<P: Processor>(entry: Avma, at: Avma, returned: bool, co
             .place(P::FRAME_POINTER)
             .filter(|at| at.register == P::STACK_POINTER)
             .map(|at| at.plus(P::FRAME_RECORD_AT));
-        let is_zero = |at: Place| state.zero == Some(at);
+        let is_zero = |at: RegisterOffset| state.zero == Some(at);
         arrives = true;
         ends &= record
             .is_some_and(|record| is_zero(record) || is_zero(record.plus(P::POINTER_BYTES.cast_signed())));

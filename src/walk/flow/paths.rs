@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::state::{Effect, FlowState, Place, REGISTERS, Value};
+use super::state::{Effect, FlowState, REGISTERS, RegisterOffset, Value};
 use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::processor::Processor;
@@ -74,7 +74,7 @@ pub(super) struct Paths<'c> {
     pub(super) reader: Reader<'c>,
     /// The branch targets, by address, with the frame's place at the first visit: the frame pointer, or else the
     /// stack pointer.
-    pub(super) targets: Vec<(Avma, Option<Place>)>,
+    pub(super) targets: Vec<(Avma, Option<RegisterOffset>)>,
     pub(super) targets_max: usize,
     /// Two paths reached one address with different frames: one of them is never taken.
     pub(super) differ: bool,
@@ -222,7 +222,7 @@ impl<'c> Paths<'c> {
 
     /// The place of the frame. A callee may pop its arguments, which the call does not show; a frame pointer is
     /// right even then.
-    pub(super) fn frame<P: Processor>(&self, state: &FlowState) -> Option<Place> {
+    pub(super) fn frame<P: Processor>(&self, state: &FlowState) -> Option<RegisterOffset> {
         let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
         let of_frame = frame_pointers
             .filter_map(|base| state.place(*base))

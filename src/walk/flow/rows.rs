@@ -1,7 +1,7 @@
 //! Builds rows from the state at an instruction: at the return of a function, or after following it from its
 //! entry. Input: a [`FlowState`]; output: a [`Row`].
 
-use super::state::{FlowState, Place, Value};
+use super::state::{FlowState, RegisterOffset, Value};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::processor::{Processor, RowOf};
 
@@ -11,7 +11,7 @@ pub(in crate::walk) fn row_at_return<P: Processor>(state: &FlowState) -> Option<
     let sp = state.place(P::STACK_POINTER)?;
     let cfa = sp.plus(P::pushed_by_call());
     let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
-    let from = |place: Place| {
+    let from = |place: RegisterOffset| {
         (place.register == cfa.register).then(|| place.offset.checked_sub(cfa.offset)).flatten()
     };
     for register in P::SAVED {

@@ -2,7 +2,7 @@
 //! instructions on the path.
 
 use super::value::Packed;
-pub(in crate::walk) use super::value::{Place, REGISTERS, Value};
+pub(in crate::walk) use super::value::{REGISTERS, RegisterOffset, Value};
 use crate::addr::Avma;
 
 /// Limit on remembered saved registers.
@@ -48,7 +48,7 @@ pub(in crate::walk) struct FlowState {
     /// Places, with the stored values.
     stores: [(Packed, Packed); STORES_MAX],
     stored: usize,
-    pub(in crate::walk) zero: Option<Place>,
+    pub(in crate::walk) zero: Option<RegisterOffset>,
     pub(in crate::walk) mode: Mode,
 }
 
@@ -83,7 +83,7 @@ impl FlowState {
     }
 
     /// Stored values, with their places.
-    pub(in crate::walk) fn stores(&self) -> impl Iterator<Item = (Place, Value)> {
+    pub(in crate::walk) fn stores(&self) -> impl Iterator<Item = (RegisterOffset, Value)> {
         self.stores[..self.stored].iter().map(|(place, value)| (place.place(), value.value()))
     }
 
@@ -102,9 +102,9 @@ impl FlowState {
     }
 
     /// The address in a register.
-    pub(in crate::walk) fn place(&self, register: u8) -> Option<Place> {
+    pub(in crate::walk) fn place(&self, register: u8) -> Option<RegisterOffset> {
         match self.get(register) {
-            Value::First(register) => Some(Place { register, offset: 0 }),
+            Value::First(register) => Some(RegisterOffset { register, offset: 0 }),
             Value::At(place) => Some(place),
             _ => None,
         }
@@ -119,7 +119,7 @@ impl FlowState {
         }
     }
 
-    pub(in crate::walk) fn store(&mut self, at: Option<Place>, value: Value) {
+    pub(in crate::walk) fn store(&mut self, at: Option<RegisterOffset>, value: Value) {
         let Some(at) = at else { return };
         self.zero = self.zero.filter(|zero| *zero != at);
         let (place, held) = (Packed::at(at), Packed::of(value));
@@ -135,7 +135,7 @@ impl FlowState {
 
     /// The value loaded from a place; `sp` is the stack pointer register. Below its initial value there was
     /// nothing.
-    pub(in crate::walk) fn load(&self, at: Option<Place>, sp: u8) -> Value {
+    pub(in crate::walk) fn load(&self, at: Option<RegisterOffset>, sp: u8) -> Value {
         let Some(at) = at else { return Value::Unknown };
         let place = Packed::at(at);
         match self.stores[..self.stored].iter().find(|(known, _)| *known == place) {

@@ -1,4 +1,4 @@
-//! The content of a register on a path, as a [`Value`] or a [`Place`]; and packed into 64 bits: states are copied
+//! The content of a register on a path, as a [`Value`] or a [`RegisterOffset`]; and packed into 64 bits: states are copied
 //! at each branch, and code is full of branches.
 
 /// Number of registers, enough for either processor.
@@ -6,14 +6,14 @@ pub(in crate::walk) const REGISTERS: usize = 32;
 
 /// An address as a register's initial value plus bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk) struct Place {
+pub(in crate::walk) struct RegisterOffset {
     pub(in crate::walk) register: u8,
     pub(in crate::walk) offset: i64,
 }
 
-impl Place {
-    pub(in crate::walk) fn plus(self, bytes: i64) -> Place {
-        Place { offset: self.offset.wrapping_add(bytes), ..self }
+impl RegisterOffset {
+    pub(in crate::walk) fn plus(self, bytes: i64) -> RegisterOffset {
+        RegisterOffset { offset: self.offset.wrapping_add(bytes), ..self }
     }
 }
 
@@ -23,9 +23,9 @@ pub(in crate::walk) enum Value {
     /// The initial value of that register.
     First(u8),
     /// An address.
-    At(Place),
+    At(RegisterOffset),
     /// The initial content of memory at that place.
-    Loaded(Place),
+    Loaded(RegisterOffset),
     Number(u64),
     Unknown,
 }
@@ -66,12 +66,12 @@ impl Packed {
         }
     }
 
-    pub(super) fn at(place: Place) -> Packed {
+    pub(super) fn at(place: RegisterOffset) -> Packed {
         Packed::of_place(place, AT)
     }
 
     /// Offsets of more than 56 bits, which only hostile code has, are truncated.
-    fn of_place(place: Place, kind: u64) -> Packed {
+    fn of_place(place: RegisterOffset, kind: u64) -> Packed {
         Packed(Packed::first(place.register).0 & !FIRST | kind | place.offset.cast_unsigned() << NUMBER_SHIFT)
     }
 
@@ -87,8 +87,8 @@ impl Packed {
     }
 
     #[inline]
-    pub(super) fn place(self) -> Place {
-        Place { register: self.register(), offset: self.number() }
+    pub(super) fn place(self) -> RegisterOffset {
+        RegisterOffset { register: self.register(), offset: self.number() }
     }
 
     fn register(self) -> u8 {
@@ -110,7 +110,7 @@ mod tests {
         let mut values = vec![Value::Unknown];
         for register in [0, 7, 31] {
             values.push(Value::First(register));
-            let places = offsets.map(|offset| Place { register, offset });
+            let places = offsets.map(|offset| RegisterOffset { register, offset });
             values.extend(places.map(Value::At));
             values.extend(places.map(Value::Loaded));
         }
@@ -126,7 +126,7 @@ mod tests {
         for number in [1 << 55, 0x8000_0000_0000_0000, u64::MAX >> 1] {
             assert_eq!(Packed::of(Value::Number(number)).value(), Value::Unknown, "{number:#x}");
         }
-        let far = Place { register: 3, offset: i64::MAX };
-        assert_eq!(Packed::at(far).place(), Place { register: 3, offset: -1 });
+        let far = RegisterOffset { register: 3, offset: i64::MAX };
+        assert_eq!(Packed::at(far).place(), RegisterOffset { register: 3, offset: -1 });
     }
 }

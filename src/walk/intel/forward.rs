@@ -15,7 +15,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use crate::walk::engine::{CalleeCache, Proof};
-use crate::walk::flow::{self, Effect, FlowState, Place, Value};
+use crate::walk::flow::{self, Effect, FlowState, RegisterOffset, Value};
 use crate::walk::processor::{Processor, RowOf};
 use crate::walk::reader::Reader;
 use crate::walk::visited::Visited;
@@ -65,7 +65,7 @@ fn follow_from<P: Intel>(
     returned: bool,
     code: &dyn Code,
     callees: &mut Callees,
-    visited: &mut Visited<Option<Place>>,
+    visited: &mut Visited<Option<RegisterOffset>>,
 ) -> Option<Leads<P>> {
     let called = returned
         && !called_from::<P>(CodeAddress::Return(pc), code)
@@ -129,7 +129,7 @@ fn follow_paths<P: Intel>(
     &Start { pc, returned, called, past_calls }: &Start,
     code: &dyn Code,
     callees: &mut Callees,
-    visited: &mut Visited<Option<Place>>,
+    visited: &mut Visited<Option<RegisterOffset>>,
     found: &mut PathFacts<P>,
 ) -> bool {
     let lookup = if returned { Avma(pc.0.wrapping_sub(1)) } else { pc };

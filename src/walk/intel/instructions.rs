@@ -8,7 +8,7 @@
 use super::Intel;
 use super::length::{Instruction, VECTOR, decode};
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, FlowState, Place, Value};
+use crate::walk::flow::state::{Effect, FlowState, RegisterOffset, Value};
 
 /// Implements [`Processor::step`](crate::walk::processor::Processor::step).
 pub(in crate::walk) fn step<P: Intel>(
@@ -313,7 +313,7 @@ fn pop<P: Intel>(state: &mut FlowState) -> Value {
 }
 
 /// The address of a memory operand that is a register plus a number.
-fn address<P: Intel>(instruction: &Instruction, state: &FlowState) -> Option<Place> {
+fn address<P: Intel>(instruction: &Instruction, state: &FlowState) -> Option<RegisterOffset> {
     let (mode, _, low) = instruction.operands()?;
     let rex = instruction.rex;
     let base = match (mode, low) {

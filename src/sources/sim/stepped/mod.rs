@@ -51,7 +51,7 @@ struct FunctionId {
 
 /// A code location: an instruction of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct CodeLocation {
     of: FunctionId,
     at: usize,
 }
@@ -61,7 +61,7 @@ struct Place {
 struct Call {
     address: u64,
     /// Return location.
-    place: Place,
+    place: CodeLocation,
     /// The registers after the return; `None` for a first function.
     registers: Option<[u64; 16]>,
 }
@@ -78,7 +78,7 @@ struct Stack {
 struct Thread {
     id: u32,
     gpr: [u64; 16],
-    place: Place,
+    place: CodeLocation,
     /// Its initial stack, its current one, and those of its fibers.
     own: usize,
     stack: usize,
@@ -304,7 +304,7 @@ impl Stepped {
         let top = self.top(stack);
         let mut gpr = std::array::from_fn(|_| self.random.next());
         gpr[RSP] = top;
-        let place = Place { of: FunctionId { image: self.program(), function: THREAD_ROOT }, at: 0 };
+        let place = CodeLocation { of: FunctionId { image: self.program(), function: THREAD_ROOT }, at: 0 };
         let goal = 20 + self.random.below(140);
         let fibers = Vec::new();
         self.threads.push(Thread { id, gpr, place, own: stack, stack, fibers, switches_to: stack, goal });
@@ -335,7 +335,7 @@ impl Stepped {
     fn begin_fiber(&mut self, thread: usize) -> usize {
         let stack = self.take_stack(None);
         let top = self.top(stack);
-        let place = Place { of: FunctionId { image: self.program(), function: FIBER_ROOT }, at: 0 };
+        let place = CodeLocation { of: FunctionId { image: self.program(), function: FIBER_ROOT }, at: 0 };
         let address = self.address(place);
         let sp = top - 8 * (SWITCHED.len() as u64 + 1);
         for slot in (sp..top - 8).step_by(8) {
@@ -365,18 +365,18 @@ impl Stepped {
         &self.images[of.image].functions[of.function]
     }
 
-    fn address(&self, place: Place) -> u64 {
+    fn address(&self, place: CodeLocation) -> u64 {
         let image = &self.images[place.of.image];
         image.mapping.avma.start.0 + image.functions[place.of.function].instructions[place.at].0
     }
 
     /// A function to call, or to jump to.
-    fn callee(&mut self) -> Place {
+    fn callee(&mut self) -> CodeLocation {
         let [program, library] = self.lists[self.lists.len() - 1];
         let image = if !self.closing && self.random.chance(1, 4) { library } else { program };
         let Image { first, ref functions, .. } = self.images[image];
         let function = first + self.random.below(functions.len() - first);
-        Place { of: FunctionId { image, function }, at: 0 }
+        CodeLocation { of: FunctionId { image, function }, at: 0 }
     }
 
     // ---- instructions
@@ -397,7 +397,7 @@ impl Stepped {
     fn execute(&mut self, thread: usize) {
         let at = self.threads[thread].place;
         let (_, op) = self.function(at.of).instructions[at.at];
-        let mut next = Place { at: at.at + 1, ..at };
+        let mut next = CodeLocation { at: at.at + 1, ..at };
         match op {
             Op::Nop => {}
             Op::Push(register) => self.push(thread, self.threads[thread].gpr[register]),
@@ -459,9 +459,9 @@ impl Stepped {
     }
 
     /// Decides a thread's next action where it may call; `None` if that moved it to another place.
-    fn decide(&mut self, thread: usize) -> Option<Place> {
+    fn decide(&mut self, thread: usize) -> Option<CodeLocation> {
         let Thread { place, stack, goal, .. } = self.threads[thread];
-        let behind = Place { at: place.at + 1, ..place };
+        let behind = CodeLocation { at: place.at + 1, ..place };
         let function = self.function(place.of);
         let (exit, tail) = (function.exit, function.tail);
         let depth = self.stacks[stack].calls.len();
@@ -481,15 +481,15 @@ impl Stepped {
             10..12 if !is_deep => {
                 self.threads[thread].switches_to = self.next_stack(thread);
                 let of = FunctionId { image: self.program(), function: SWITCH };
-                return Some(self.call(thread, Place { of, at: 0 }));
+                return Some(self.call(thread, CodeLocation { of, at: 0 }));
             }
-            12..60 if tail.is_some() && !is_deep => return tail.map(|at| Place { at, ..place }),
+            12..60 if tail.is_some() && !is_deep => return tail.map(|at| CodeLocation { at, ..place }),
             60..200 => return Some(behind),
             _ => {}
         }
         let returns = exit.is_some() && self.random.chance(if is_deep { 9 } else { 4 }, 10);
         if returns {
-            return exit.map(|at| Place { at, ..place });
+            return exit.map(|at| CodeLocation { at, ..place });
         }
         if is_deep && self.room(thread) < ROOM_BYTES {
             return Some(behind);
@@ -498,9 +498,9 @@ impl Stepped {
         Some(self.call(thread, callee))
     }
 
-    fn call(&mut self, thread: usize, callee: Place) -> Place {
+    fn call(&mut self, thread: usize, callee: CodeLocation) -> CodeLocation {
         let Thread { place, stack, gpr, .. } = self.threads[thread];
-        let place = Place { at: place.at + 1, ..place };
+        let place = CodeLocation { at: place.at + 1, ..place };
         let address = self.address(place);
         self.stacks[stack].calls.push(Call { address, place, registers: Some(gpr) });
         self.push(thread, address);
@@ -520,7 +520,7 @@ impl Stepped {
         // Caller-saved registers have arbitrary values.
         let kept = [RBP, RSP, 3, 12, 13, 14, 15];
         kept.iter().for_each(|register| at_thread.gpr[*register] = registers[*register]);
-        at_thread.place = Place { at, ..call.place };
+        at_thread.place = CodeLocation { at, ..call.place };
         true
     }
 }

@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::engine::CalleeCache;
-use crate::walk::flow::{self, Effect, FlowState, Place};
+use crate::walk::flow::{self, Effect, FlowState, RegisterOffset};
 use crate::walk::image_facts::ImageFacts;
 use crate::walk::intel::Intel;
 use crate::walk::intel::instructions::{self, decode_of};
@@ -42,7 +42,7 @@ pub(super) struct Path {
 }
 
 /// The stack pointer, relative to the initial value of itself or rbp.
-pub(super) fn stack_pointer<P: Intel>(state: &FlowState) -> Option<Place> {
+pub(super) fn stack_pointer<P: Intel>(state: &FlowState) -> Option<RegisterOffset> {
     state
         .place(P::STACK_POINTER)
         .filter(|place| [P::STACK_POINTER, P::FRAME_POINTER].contains(&place.register))
@@ -102,7 +102,7 @@ pub(in crate::walk) struct Callees {
     /// The search is short.
     is_short: bool,
     /// Addresses on the paths of the row itself, with the stack pointer there.
-    pub(super) paths: Visited<Option<Place>>,
+    pub(super) paths: Visited<Option<RegisterOffset>>,
     /// Addresses on the paths of callees, by nesting depth.
     visited: [Visited<()>; DEPTH_MAX as usize],
 }
@@ -231,7 +231,7 @@ impl Callees {
                     Effect::Returns => {
                         // `ret n` also pops arguments.
                         let takes_off = instruction.opcode != 0xc3;
-                        let is_back = |sp: Place| sp.register == P::STACK_POINTER && sp.offset == 0;
+                        let is_back = |sp: RegisterOffset| sp.register == P::STACK_POINTER && sp.offset == 0;
                         if !takes_off && sp.is_some_and(is_back) {
                             return answer(true, is_lasting, depends_on, &reader);
                         }

@@ -9,7 +9,7 @@ use crate::addr::Avma;
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, RETURN_ADDRESS, Row};
 use crate::walk::bounds::is_on_other_stack;
-use crate::walk::flow::{self, Effect, FlowState, Place};
+use crate::walk::flow::{self, Effect, FlowState, RegisterOffset};
 use crate::walk::frame::Frame;
 use crate::walk::intel::instructions;
 use crate::walk::processor::{self, Processor};
@@ -39,7 +39,7 @@ pub(in crate::walk) fn row(at: Avma, row: &Row, code: &dyn Code) -> Option<Row> 
             Effect::Calls(_) => flow::after_call::<X86_64>(&mut state),
             _ => return None,
         }
-        if state.place(X86_64::STACK_POINTER) == Some(Place { register: R12, offset: 0 }) {
+        if state.place(X86_64::STACK_POINTER) == Some(RegisterOffset { register: R12, offset: 0 }) {
             let mut behind = processor::row::<X86_64>(code, at)?;
             let Cfa::Register(register, offset) = behind.cfa else { return None };
             behind.cfa = Cfa::Register(R12, offset);
