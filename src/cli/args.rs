@@ -160,7 +160,10 @@ fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
         Parsed::Print(text) => return Ok(Command::Print(text)),
     };
     if let Some(word) = flags.stray.first().or_else(|| launch.as_ref()?.first()) {
-        return Err(usage(format!("demo profiles its own workload; `{}` is too much", word.display())));
+        return Err(usage(format!(
+            "demo profiles its own workload; unexpected argument `{}`",
+            word.display()
+        )));
     }
     let launch = LaunchOptions::default();
     let recording = record::recording(Source::Demo, launch, &ScopeFlags::default(), flags.recording)?;

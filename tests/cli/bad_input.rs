@@ -66,7 +66,7 @@ fn impossible_process_ids_are_refused() {
         ("--pid", "option `--pid` needs a value (try 'stackprof --help')"),
         ("4242", "to attach to process 4242: stackprof --pid 4242"),
         ("touch marker", "to run a command, put it after --: stackprof -- touch marker"),
-        ("dump stacks", "say which process to dump: stackprof dump"),
+        ("dump stacks", "missing --pid N: stackprof dump"),
         ("dump heap --pid 1", "dump does not know `heap`: stackprof dump {threads|images|symbols|stacks}"),
         ("demo --pid 1", "there is no option `--pid` (try 'stackprof demo --help')"),
     ] {

@@ -79,7 +79,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
                 .ok_or_else(|| usage(format!("there are no completions for `{}`: {FORM}", name.display())))
         }
         [_, second, ..] => {
-            Err(usage(format!("one shell at a time; `{}` is too much: {FORM}", second.display())))
+            Err(usage(format!("one shell at a time; unexpected argument `{}`: {FORM}", second.display())))
         }
     }
 }
@@ -144,7 +144,7 @@ mod tests {
         for (line, expected) in [
             ("completions", format!("say for which shell: {FORM}")),
             ("completions tcsh", format!("there are no completions for `tcsh`: {FORM}")),
-            ("completions zsh -- fish", format!("one shell at a time; `fish` is too much: {FORM}")),
+            ("completions zsh -- fish", format!("one shell at a time; unexpected argument `fish`: {FORM}")),
         ] {
             assert_eq!(parsed(line).expect_err("refused").to_string(), expected);
         }

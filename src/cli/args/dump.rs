@@ -81,7 +81,7 @@ pub(super) fn parse(
         Some("symbols") => Listing::Symbols,
         Some("stacks") => Listing::Stacks,
         Some(other) => return Err(usage(format!("dump does not know `{other}`: {FORM}"))),
-        None => return Err(usage(format!("say what to dump: {FORM}"))),
+        None => return Err(usage(format!("missing argument WHAT: {FORM}"))),
     };
     if let (Listing::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
         return Ok(Parsed::Flags(DumpCommand::Addresses(Addresses {
@@ -92,14 +92,17 @@ pub(super) fn parse(
         })));
     }
     if let Some(word) = flags.what.get(1).or_else(|| launch.as_ref()?.first()) {
-        return Err(usage(format!("dump shows a running process; `{}` is too much: {FORM}", word.display())));
+        return Err(usage(format!(
+            "dump shows a running process; unexpected argument `{}`: {FORM}",
+            word.display()
+        )));
     }
     if flags.source.pid.is_empty()
         && flags.source.target.is_none()
         && flags.source.gdb.is_none()
         && flags.source.exec.is_none()
     {
-        return Err(usage(format!("say which process to dump: {FORM}")));
+        return Err(usage(format!("missing --pid N: {FORM}")));
     }
     if flags.source.pid.len() > 1 {
         return Err(usage("dump shows one process; give one --pid"));

@@ -157,10 +157,13 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         Parsed::Print(text) => return Ok(Parsed::Print(text)),
     };
     if let Some(word) = flags.stray.first().or_else(|| launch?.first()) {
-        return Err(usage(format!("say whether `{}` is of --base or of --new: {FORM}", word.display())));
+        return Err(usage(format!(
+            "unexpected argument `{}`; give it to --base or to --new: {FORM}",
+            word.display()
+        )));
     }
     if flags.new.is_empty() {
-        return Err(usage(format!("say which recordings are new: {FORM}")));
+        return Err(usage(format!("missing --new FILE: {FORM}")));
     }
     if flags.base.is_empty() && flags.update_baseline.is_none() {
         return Err(usage(format!(
@@ -257,10 +260,10 @@ mod tests {
     #[test]
     fn invalid_options_are_refused() {
         for (line, expected) in [
-            ("gate", "say which recordings are new: stackprof gate --base FILE... --new FILE..."),
+            ("gate", "missing --new FILE: stackprof gate --base FILE... --new FILE..."),
             (
                 "gate a --new b",
-                "say whether `a` is of --base or of --new: stackprof gate --base FILE... --new FILE...",
+                "unexpected argument `a`; give it to --base or to --new: stackprof gate --base FILE... --new FILE...",
             ),
             (
                 "gate --new b",

@@ -77,7 +77,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
     };
     flags.profile.extend(launch.unwrap_or_default().iter().cloned());
     let profile = match flags.profile.as_slice() {
-        [] => return Err(usage(format!("say which profile to open: {FORM}"))),
+        [] => return Err(usage(format!("missing argument PROFILE: {FORM}"))),
         [profile] if profile.is_empty() => {
             return Err(usage(format!("the profile's name is empty; name a file: {FORM}")));
         }
@@ -85,7 +85,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         [_, other, ..] => {
             let other = other.display();
             return Err(usage(format!(
-                "one profile at a time; `{other}` is too much (stackprof render A B -o both.pb.gz merges)"
+                "one profile at a time; unexpected argument `{other}` (stackprof render A B -o both.pb.gz merges)"
             )));
         }
     };
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn invalid_options_are_refused() {
         for (line, expected) in [
-            ("open", "say which profile to open: stackprof open PROFILE"),
+            ("open", "missing argument PROFILE: stackprof open PROFILE"),
             (
                 "open a b",
-                "one profile at a time; `b` is too much (stackprof render A B -o both.pb.gz merges)",
+                "one profile at a time; unexpected argument `b` (stackprof render A B -o both.pb.gz merges)",
             ),
             (
                 "open a --viewer chrome",

@@ -241,7 +241,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
     // After `--`, every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
     if flags.profiles.is_empty() {
-        return Err(usage(format!("say which profiles to render: {FORM}")));
+        return Err(usage(format!("missing argument PROFILE: {FORM}")));
     }
     if flags.profiles.iter().any(|path| path.is_empty()) {
         return Err(usage(format!("a profile's name is empty; name a file: {FORM}")));
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn invalid_options_are_refused() {
-        assert_eq!(refused("render"), "say which profiles to render: stackprof render PROFILE... -o FILE");
+        assert_eq!(refused("render"), "missing argument PROFILE: stackprof render PROFILE... -o FILE");
         assert_eq!(
             refused("render a"),
             "say what to write: stackprof render PROFILE... -o FILE (-o - prints folded stacks, --top the hottest \

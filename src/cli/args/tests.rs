@@ -303,8 +303,8 @@ fn mistakes_name_the_next_step() {
         ("--pid 1 -o a.txt --stats a.txt", "`a.txt` is given twice; each output needs its own file"),
         ("--pid 1 -o - --stats -", "`-` is given twice; each output needs its own file"),
         ("demo --pid 5", "there is no option `--pid` (try 'stackprof demo --help')"),
-        ("demo prog", "demo profiles its own workload; `prog` is too much"),
-        ("demo -- prog", "demo profiles its own workload; `prog` is too much"),
+        ("demo prog", "demo profiles its own workload; unexpected argument `prog`"),
+        ("demo -- prog", "demo profiles its own workload; unexpected argument `prog`"),
         (
             "help nonsense",
             "there is no command `nonsense`; one of record, heap, demo, dump, render, open, diff, gate, completions, help",
@@ -398,11 +398,11 @@ fn dump_takes_a_subject_and_a_process() {
     assert_eq!(dump("dump stacks -q --pid 5").0, Listing::Stacks);
     const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
     for (line, expected) in [
-        ("dump --pid 5", format!("say what to dump: {FORM}")),
+        ("dump --pid 5", format!("missing argument WHAT: {FORM}")),
         ("dump heap --pid 5", format!("dump does not know `heap`: {FORM}")),
-        ("dump stacks", format!("say which process to dump: {FORM}")),
-        ("dump stacks 5", format!("dump shows a running process; `5` is too much: {FORM}")),
-        ("dump stacks -- prog", format!("dump shows a running process; `prog` is too much: {FORM}")),
+        ("dump stacks", format!("missing --pid N: {FORM}")),
+        ("dump stacks 5", format!("dump shows a running process; unexpected argument `5`: {FORM}")),
+        ("dump stacks -- prog", format!("dump shows a running process; unexpected argument `prog`: {FORM}")),
         (
             "dump stacks --pid 5 --max-depth 1048577",
             "--max-depth `1048577`: expected a whole number from 1 to 1048576".into(),
