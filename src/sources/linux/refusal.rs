@@ -192,10 +192,10 @@ const NARROW_MACHINE: u16 = 40;
 
 #[cfg(target_arch = "x86_64")]
 const NARROW: &str =
-    "it is a 32-bit program and none of i386; stackprof profiles those and 64-bit ones; try `perf`";
+    "unsupported 32-bit program: only those of i386 are supported beside 64-bit ones; try `perf`";
 #[cfg(target_arch = "aarch64")]
 const NARROW: &str =
-    "it is a 32-bit program and none of Arm; stackprof profiles those and 64-bit ones; try `perf`";
+    "unsupported 32-bit program: only those of Arm are supported beside 64-bit ones; try `perf`";
 
 /// EI_CLASS and e_machine of the program, if its file may be read.
 fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {
