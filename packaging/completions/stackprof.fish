@@ -243,7 +243,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'H
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: 3]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'

@@ -106,7 +106,7 @@ Examples:
     disable_version_flag = true,
     args_override_self = true,
     mut_arg("output", |arg| arg.help(
-        "Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt \
+        "Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt \
          .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: \
          stackprof-demo.svg]"
     )),
