@@ -4,7 +4,7 @@
 //! growth that fails the gate with a power of [`POWER`].
 //!
 //! The runs themselves are the model of noise. The observed change is removed from them, they are divided
-//! again into base and new in up to [`TRIALS_MAX`] orders, a growth is added to the new side, and the
+//! again into base and new in up to [`TRIALS_MAX`] permutations, a growth is added to the new side, and the
 //! conditions of `judge.rs` are applied: the limit, `min_share`, and the statistics beyond the critical
 //! values of the permutation tests. With too few runs for a test the rule of `weak.rs` replaces them.
 
@@ -14,7 +14,7 @@ use super::gain::Gain;
 use super::interval::change;
 use super::measurements::{FunctionSamples, Measurements};
 use super::noise::Noise;
-use super::orders::Orders;
+use super::permutations::Permutations;
 use super::statistic::{Values, mean, variance};
 use super::verdict::{Options, Report, Strength};
 use super::weak;
@@ -22,7 +22,7 @@ use super::weak;
 /// Fraction of gates that a growth must fail to count as detectable.
 pub const POWER: f64 = 0.8;
 
-/// Most orders in which to try a growth.
+/// Most permutations in which to try a growth.
 pub const TRIALS_MAX: usize = 100;
 
 /// A growth beyond this factor counts as undetectable.
@@ -58,9 +58,9 @@ pub fn add(measured: &Measurements, report: &mut Report) {
         samples.map(|samples| (samples, Gain::of(measured, &samples.own))).collect();
     let functions: Vec<_> = tested.iter().map(|(samples, gain)| (*samples, gain)).collect();
     let options = report.options;
-    let orders = Orders::of(report.runs.0, report.runs.1, options.seed);
+    let permutations = Permutations::of(report.runs.0, report.runs.1, options.seed);
     let rule = if report.strength == Strength::Weak { Rule::Weak } else { Rule::Tested };
-    let detectable = Detectable::of(measured, &functions, &orders, &options, rule);
+    let detectable = Detectable::of(measured, &functions, &permutations, &options, rule);
     report.total_min_detectable = detectable.total;
     for (row, min_detectable) in report.functions.iter_mut().zip(detectable.functions) {
         row.min_detectable = min_detectable;
@@ -73,20 +73,20 @@ impl Detectable {
     pub fn of(
         measured: &Measurements,
         functions: &[(&FunctionSamples, &Gain)],
-        orders: &Orders,
+        permutations: &Permutations,
         options: &Options,
         rule: Rule,
     ) -> Detectable {
         let level = Level::of(measured);
-        let trials = Trial::all(measured, &level, orders);
+        let trials = Trial::all(measured, &level, permutations);
         let gains: Vec<&Gain> = functions.iter().map(|(_, gain)| *gain).collect();
         let noise = Noise::of(measured, &gains);
         let critical = match rule {
-            Rule::Tested => critical_of_family(&noise, &gains, orders, options.alpha),
+            Rule::Tested => critical_of_family(&noise, &gains, permutations, options.alpha),
             Rule::Weak => 0.0,
         };
         let total_cpu = level.measured.in_unit(&level.measured.totals);
-        let critical_of_total = critical_value(&total_cpu, orders, options.alpha / 2.0);
+        let critical_of_total = critical_value(&total_cpu, permutations, options.alpha / 2.0);
         let total = smallest(&trials, |trial, growth| {
             let totals: Vec<f64> = trial.grown(&trial.measured.totals, growth);
             let grown = Measurements { totals, ..trial.measured.clone() };
@@ -108,7 +108,7 @@ impl Detectable {
             let own = level.own(measured, gain);
             let cpu = level.measured.in_unit(&own);
             let critical_of_cpu = match rule {
-                Rule::Tested => critical_value(&cpu, orders, options.alpha),
+                Rule::Tested => critical_value(&cpu, permutations, options.alpha),
                 Rule::Weak => 0.0,
             };
             smallest(&trials, |trial, growth| {
@@ -189,39 +189,39 @@ fn level(measured: &Measurements, values: &[f64]) -> Vec<f64> {
     [side(base), side(new)].concat()
 }
 
-/// The runs, divided into base and new in one order.
+/// The runs, divided into base and new in one permutation.
 struct Trial {
     /// Indices of the runs, base first.
-    order: Vec<usize>,
-    /// The new runs, as indices into `order`.
+    permutation: Vec<usize>,
+    /// The new runs, as indices into `permutation`.
     new: Vec<u32>,
     measured: Measurements,
 }
 
 impl Trial {
-    fn all(measured: &Measurements, level: &Level, orders: &Orders) -> Vec<Trial> {
-        let step = orders.len().div_ceil(TRIALS_MAX).max(1);
+    fn all(measured: &Measurements, level: &Level, permutations: &Permutations) -> Vec<Trial> {
+        let step = permutations.len().div_ceil(TRIALS_MAX).max(1);
         let trial = |new: &[u32]| {
             let runs = measured.totals.len();
             let is_new = |run: &usize| new.iter().any(|new| *new as usize == *run);
             let (new, base): (Vec<usize>, Vec<usize>) = (0..runs).partition(is_new);
             let mut trial = Trial {
                 new: (base.len() as u32..runs as u32).collect(),
-                order: [base, new].concat(),
+                permutation: [base, new].concat(),
                 measured: bare(&level.measured),
             };
             trial.measured.totals = trial.reordered(&level.measured.totals);
             trial.measured.per_sample = trial.reordered(&level.measured.per_sample);
             trial
         };
-        orders.iter().step_by(step).map(trial).collect()
+        permutations.iter().step_by(step).map(trial).collect()
     }
 
     fn reordered(&self, values: &[f64]) -> Vec<f64> {
-        self.order.iter().map(|run| values.get(*run).copied().unwrap_or(0.0)).collect()
+        self.permutation.iter().map(|run| values.get(*run).copied().unwrap_or(0.0)).collect()
     }
 
-    /// Values in this order, with a growth added to the new ones.
+    /// Values in this permutation, with a growth added to the new ones.
     fn grown(&self, values: &[f64], growth: f64) -> Vec<f64> {
         let factor = |run: usize| if run < self.measured.base_runs { 1.0 } else { 1.0 + growth };
         values.iter().enumerate().map(|(run, value)| value * factor(run)).collect()
@@ -256,14 +256,14 @@ fn smallest(trials: &[Trial], detects: impl Fn(&Trial, f64) -> bool) -> Option<f
     Some(high)
 }
 
-/// The statistic that permuted runs reach in at most a fraction `level` of the orders.
-fn critical_value(values: &[f64], orders: &Orders, level: f64) -> f64 {
+/// The statistic that permuted runs reach in at most a fraction `level` of the permutations.
+fn critical_value(values: &[f64], permutations: &Permutations, level: f64) -> f64 {
     if !has_spread(values) {
         return 0.0;
     }
     let values = Values::new(values, None);
-    let mut largest = Largest::of(level * orders.len() as f64);
-    orders.iter().for_each(|order| largest.add(values.statistic(order)));
+    let mut largest = Largest::of(level * permutations.len() as f64);
+    permutations.iter().for_each(|permutation| largest.add(values.statistic(permutation)));
     largest.least()
 }
 
@@ -274,19 +274,19 @@ fn has_spread(values: &[f64]) -> bool {
 }
 
 /// The statistic by which a function stands out among all: the largest of all functions reaches it in at most
-/// half of `alpha` of the orders (`p_any`), and its `q` is at most `alpha`.
-fn critical_of_family(noise: &Noise, gains: &[&Gain], orders: &Orders, alpha: f64) -> f64 {
+/// half of `alpha` of the permutations (`p_any`), and its `q` is at most `alpha`.
+fn critical_of_family(noise: &Noise, gains: &[&Gain], permutations: &Permutations, alpha: f64) -> f64 {
     let functions = gains.iter().filter(|gain| has_spread(gain.values()));
     let functions: Vec<Values> = functions.map(|gain| noise.values(gain)).collect();
     if functions.is_empty() {
         return 0.0;
     }
-    let mut of_any = Largest::of(alpha / 2.0 * orders.len() as f64);
-    let mut of_all = Largest::of(alpha * orders.len() as f64);
-    for order in orders.iter() {
+    let mut of_any = Largest::of(alpha / 2.0 * permutations.len() as f64);
+    let mut of_all = Largest::of(alpha * permutations.len() as f64);
+    for permutation in permutations.iter() {
         let mut any = f64::NEG_INFINITY;
         for values in &functions {
-            let statistic = values.statistic(order);
+            let statistic = values.statistic(permutation);
             of_all.add(statistic);
             any = any.max(statistic);
         }

@@ -1,18 +1,18 @@
 //! Tests many functions at once: p-values from permuted runs, corrected for choosing the best of many.
 //!
-//! Input: the values of each function and the orders of the runs. Output: for each function its statistic, p
+//! Input: the values of each function and the permutations of the runs. Output: for each function its statistic, p
 //! and q, and for all together the chance that any stands out so far.
 //!
-//! - `p`: how often permuted runs reach the statistic, over all functions and orders. One function alone has
-//!   no more p-values than orders (1/3432 for 7 against 7), too coarse once 40 are compared; being
-//!   studentised, functions can share their orders.
+//! - `p`: how often permuted runs reach the statistic, over all functions and permutations. One function alone has
+//!   no more p-values than permutations (1/3432 for 7 against 7), too coarse once 40 are compared; being
+//!   studentised, functions can share their permutations.
 //! - `q`: Benjamini and Hochberg's false discovery rate: of the functions with this q or less, that fraction
 //!   is expected by chance.
 //! - `p_any`: how often the largest statistic of all is as large (Westfall and Young's max-T). It is exact
-//!   for any noise and any dependence between functions, which sharing orders is not, so it decides whether
+//!   for any noise and any dependence between functions, which sharing permutations is not, so it decides whether
 //!   any function is significant at all.
 
-use super::orders::Orders;
+use super::permutations::Permutations;
 use super::statistic::Values;
 
 /// One function's test.
@@ -37,9 +37,9 @@ pub struct Family {
 
 /// Tests whether functions became larger.
 #[must_use]
-pub fn test(functions: &[Values], orders: &Orders) -> Family {
-    let observed: Vec<f64> = match orders.iter().next() {
-        Some(order) => functions.iter().map(|values| values.statistic(order)).collect(),
+pub fn test(functions: &[Values], permutations: &Permutations) -> Family {
+    let observed: Vec<f64> = match permutations.iter().next() {
+        Some(permutation) => functions.iter().map(|values| values.statistic(permutation)).collect(),
         None => return Family { tests: Vec::new(), p_any: 1.0 },
     };
     let mut ascending: Vec<f64> = observed.clone();
@@ -48,10 +48,10 @@ pub fn test(functions: &[Values], orders: &Orders) -> Family {
     // reached[i]: how many permuted statistics reach exactly i of the observed ones.
     let mut reached = vec![0u64; ascending.len() + 1];
     let mut largest_reached = 0u64;
-    for order in orders.iter() {
+    for permutation in permutations.iter() {
         let mut any = false;
         for values in functions {
-            let statistic = values.statistic(order);
+            let statistic = values.statistic(permutation);
             let below = ascending.partition_point(|observed| reaches(statistic, *observed));
             if let Some(count) = reached.get_mut(below) {
                 *count += 1;
@@ -60,7 +60,7 @@ pub fn test(functions: &[Values], orders: &Orders) -> Family {
         }
         largest_reached += u64::from(any);
     }
-    let trials = (orders.len() * functions.len()).max(1) as f64;
+    let trials = (permutations.len() * functions.len()).max(1) as f64;
     let mut sum = 0;
     let mut p_by_rank = vec![0.0; ascending.len()];
     for (rank, p) in p_by_rank.iter_mut().enumerate().rev() {
@@ -76,14 +76,14 @@ pub fn test(functions: &[Values], orders: &Orders) -> Family {
         .collect();
     let q = false_discovery_rates(&p);
     let tests = observed.iter().zip(&p).zip(q).map(|((&statistic, &p), q)| TestResult { statistic, p, q });
-    let p_any = if functions.is_empty() { 1.0 } else { largest_reached as f64 / orders.len() as f64 };
+    let p_any = if functions.is_empty() { 1.0 } else { largest_reached as f64 / permutations.len() as f64 };
     Family { tests: tests.collect(), p_any }
 }
 
-/// p of a single hypothesis over its own orders.
+/// p of a single hypothesis over its own permutations.
 #[must_use]
-pub fn test_one(values: &Values, orders: &Orders) -> f64 {
-    test(std::slice::from_ref(values), orders).p_any
+pub fn test_one(values: &Values, permutations: &Permutations) -> f64 {
+    test(std::slice::from_ref(values), permutations).p_any
 }
 
 /// Statistics of equal sums differ by rounding only. Sides without any spread have an infinite statistic,
@@ -125,19 +125,19 @@ mod tests {
 
     #[test]
     fn tests_a_single_hypothesis_over_all_orders() {
-        let orders = Orders::of(3, 3, 0);
+        let permutations = Permutations::of(3, 3, 0);
         let clear = Values::new(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], None);
-        assert_eq!(test_one(&clear, &orders), 1.0 / 20.0);
-        assert_eq!(test_one(&clear.negated(), &orders), 1.0);
-        assert_eq!(test_one(&Values::new(&[2.0; 6], None), &orders), 1.0);
+        assert_eq!(test_one(&clear, &permutations), 1.0 / 20.0);
+        assert_eq!(test_one(&clear.negated(), &permutations), 1.0);
+        assert_eq!(test_one(&Values::new(&[2.0; 6], None), &permutations), 1.0);
     }
 
     #[test]
     fn equal_runs_on_each_side_have_the_smallest_possible_p() {
-        let orders = Orders::of(4, 4, 0);
+        let permutations = Permutations::of(4, 4, 0);
         let values = Values::new(&[2000.0, 2000.0, 2000.0, 2000.0, 4000.0, 4000.0, 4000.0, 4000.0], None);
-        assert_eq!(test_one(&values, &orders), 1.0 / 70.0);
-        let family = test(&[values, Values::new(&[1.0; 8], None)], &orders);
+        assert_eq!(test_one(&values, &permutations), 1.0 / 70.0);
+        let family = test(&[values, Values::new(&[1.0; 8], None)], &permutations);
         assert_eq!((family.p_any, family.tests[0].p), (1.0 / 70.0, 1.0 / 140.0));
     }
 
@@ -160,11 +160,11 @@ mod tests {
 
     #[test]
     fn the_false_positive_rate_is_as_stated() {
-        let orders = Orders::of(5, 5, 0);
+        let permutations = Permutations::of(5, 5, 0);
         let mut rng = Rng::new(11);
         let (mut any, mut small, mut tests) = (0, 0, 0);
         for _ in 0..400 {
-            let family = test(&noise(&mut rng, 12), &orders);
+            let family = test(&noise(&mut rng, 12), &permutations);
             any += u32::from(family.p_any <= 0.05);
             small += family.tests.iter().filter(|test| test.p <= 0.05).count();
             tests += family.tests.len();
@@ -177,11 +177,11 @@ mod tests {
 
     #[test]
     fn one_changed_function_is_found_among_many() {
-        let orders = Orders::of(5, 5, 0);
+        let permutations = Permutations::of(5, 5, 0);
         let mut rng = Rng::new(3);
         let mut values = noise(&mut rng, 60);
         values[17] = Values::new(&[1.0, 1.1, 0.9, 1.05, 0.95, 3.0, 3.1, 2.9, 3.05, 2.95], Some(0.01));
-        let family = test(&values, &orders);
+        let family = test(&values, &permutations);
         assert!(family.p_any < 0.01 && family.tests[17].q < 0.01, "{:?}", family.tests[17]);
         // Alone it could not be below 1/252.
         assert!(family.tests[17].p < 1.0 / 252.0);

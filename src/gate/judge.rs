@@ -22,7 +22,7 @@ use super::gain::{Gain, in_cpu};
 use super::interval::{change, interval};
 use super::measurements::{FunctionSamples, Measurements};
 use super::noise::Noise;
-use super::orders::Orders;
+use super::permutations::Permutations;
 use super::statistic::{Values, mean};
 use super::verdict::{Change, FunctionChange, FunctionState, MovedWhy, Options, Report, Strength, Verdict};
 use super::weak;
@@ -65,13 +65,13 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
             }
         }
     } else {
-        let orders = Orders::of(runs.0, runs.1, options.seed);
-        report.strength = Strength::Tested { orders: orders.len(), exact: orders.exact() };
-        let p = test_one(&Values::new(&total_cpu, None), &orders);
+        let permutations = Permutations::of(runs.0, runs.1, options.seed);
+        report.strength = Strength::Tested { permutations: permutations.len(), exact: permutations.exact() };
+        let p = test_one(&Values::new(&total_cpu, None), &permutations);
         report.total.p = Some(p);
         report.total_grown = report.total.relative > options.max_increase && p <= options.alpha / 2.0;
-        test_functions(measured, &mut functions, &orders, options);
-        report.moved_why = moved(measured, &functions, &orders, options);
+        test_functions(measured, &mut functions, &permutations, options);
+        report.moved_why = moved(measured, &functions, &permutations, options);
     }
     if report.moved_why.is_some() {
         for function in functions.iter_mut().filter(|function| function.state == FunctionState::Slower) {
@@ -139,15 +139,15 @@ fn cpu_change(measured: &Measurements, values: &[f64]) -> Change {
 fn test_functions(
     measured: &Measurements,
     functions: &mut [Candidate<'_>],
-    orders: &Orders,
+    permutations: &Permutations,
     options: &Options,
 ) {
     let gains: Vec<&Gain> = functions.iter().map(|function| &function.gain).collect();
     let noise = Noise::of(measured, &gains);
     let values: Vec<Values> = gains.iter().map(|gain| noise.values(gain)).collect();
-    let up = family::test(&values, orders);
+    let up = family::test(&values, permutations);
     let negated: Vec<Values> = values.iter().map(Values::negated).collect();
-    let down = family::test(&negated, orders);
+    let down = family::test(&negated, permutations);
     let stands_out = |family: &Family| family.p_any <= options.alpha / 2.0;
     let (any_up, any_down) = (stands_out(&up), stands_out(&down));
     for ((function, up), down) in functions.iter_mut().zip(&up.tests).zip(&down.tests) {
@@ -162,11 +162,11 @@ fn test_functions(
         let (base, new) = measured.sides(&cpu);
         let relative = change(mean(base), mean(new));
         let cpu = Values::new(&cpu, None);
-        if grew && relative > options.max_increase && test_one(&cpu, orders) <= options.alpha {
+        if grew && relative > options.max_increase && test_one(&cpu, permutations) <= options.alpha {
             function.state = FunctionState::Slower;
         } else if !grew
             && relative < -options.max_increase
-            && test_one(&cpu.negated(), orders) <= options.alpha
+            && test_one(&cpu.negated(), permutations) <= options.alpha
         {
             function.state = FunctionState::Faster;
         }
@@ -177,7 +177,7 @@ fn test_functions(
 fn moved(
     measured: &Measurements,
     functions: &[Candidate<'_>],
-    orders: &Orders,
+    permutations: &Permutations,
     options: &Options,
 ) -> Option<MovedWhy> {
     let in_state = |state| functions.iter().filter(move |function| function.state == state);
@@ -189,7 +189,7 @@ fn moved(
         let shrunk = in_state(FunctionState::Faster).map(|function| function.samples.own.as_slice());
         let shrunk = sum(measured, shrunk);
         let changed = Gain::of(measured, &sum(measured, [shrunk.as_slice(), &grown].into_iter()));
-        let p = test_one(&Values::new(changed.values(), None), orders);
+        let p = test_one(&Values::new(changed.values(), None), permutations);
         // If the sum of what grew and what shrunk may be chance, cost has moved; but only if what shrunk
         // accounts for more than half of what grew.
         let explained = -in_cpu(measured, &shrunk) > in_cpu(measured, &grown) / 2.0;
@@ -197,7 +197,7 @@ fn moved(
             return Some(MovedWhy::Balanced);
         }
     }
-    if in_state(FunctionState::Slower).all(|function| callees_fell(measured, function, orders)) {
+    if in_state(FunctionState::Slower).all(|function| callees_fell(measured, function, permutations)) {
         return Some(MovedWhy::FromCallees);
     }
     let rest: Vec<f64> = measured.totals.iter().zip(&grown).map(|(total, grown)| total - grown).collect();
@@ -205,15 +205,15 @@ fn moved(
     let (rest_base, rest_new) = measured.sides(&rest);
     let all = measured.in_unit(&measured.totals);
     let fallen = (mean(rest_base) - mean(rest_new)) / mean(measured.sides(&all).0).max(f64::MIN_POSITIVE);
-    let fell =
-        fallen > gained_by_grown / 2.0 && test_one(&Values::new(&rest, None).negated(), orders) <= FELL_P;
+    let fell = fallen > gained_by_grown / 2.0
+        && test_one(&Values::new(&rest, None).negated(), permutations) <= FELL_P;
     fell.then_some(MovedWhy::RestFell)
 }
 
 /// Whether a function's callees lost at least half of its own gain. Compared with the rest outside of both,
 /// so that its own growth does not look like a loss of the others; without a rest (`main`) there is no
 /// reference.
-fn callees_fell(measured: &Measurements, function: &Candidate<'_>, orders: &Orders) -> bool {
+fn callees_fell(measured: &Measurements, function: &Candidate<'_>, permutations: &Permutations) -> bool {
     let FunctionSamples { own, total, .. } = function.samples;
     let outside: Vec<f64> = measured.totals.iter().zip(total).map(|(all, total)| all - total).collect();
     if outside.iter().any(|outside| *outside <= 0.0) {
@@ -224,7 +224,8 @@ fn callees_fell(measured: &Measurements, function: &Candidate<'_>, orders: &Orde
     let (base, new) = measured.sides(&ratios);
     let outside_share = measured.shares(&outside);
     let fallen = (mean(base) - mean(new)) * mean(measured.sides(&outside_share).0);
-    fallen > function.gain.gained / 2.0 && test_one(&Values::new(&ratios, None).negated(), orders) <= FELL_P
+    fallen > function.gain.gained / 2.0
+        && test_one(&Values::new(&ratios, None).negated(), permutations) <= FELL_P
 }
 
 fn sum<'a>(measured: &Measurements, parts: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {

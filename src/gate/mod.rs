@@ -3,8 +3,8 @@
 //! ```text
 //! measurements runs → CPU time of each run, whole and by function; or why not (incomparable)
 //! unit         seconds of a whole run, or for each second of recording
-//! orders       every way to divide the runs into base and new
-//! statistic    how far apart the sides are, for one order
+//! permutations every way to divide the runs into base and new
+//! statistic    how far apart the sides are, for one permutation
 //! family       many functions at once: p, q, and whether any stands out
 //! interval     confidence intervals over runs
 //! gain         gain of samples, compared with the rest of the program
@@ -30,7 +30,7 @@ pub mod judge;
 pub mod measurements;
 pub mod nameless;
 pub mod noise;
-pub mod orders;
+pub mod permutations;
 pub mod quantile;
 pub mod report;
 pub mod statistic;

@@ -1,4 +1,4 @@
-//! The studentised difference of two sides, for the observed order of the runs and any other.
+//! The studentised difference of two sides, for the observed permutation of the runs and any other.
 //!
 //! Input: one value for each run. Output: (mean of new − mean of base) / its standard error. The error comes
 //! half from the variance of the values within the sides, half from prior knowledge (counting noise, and the

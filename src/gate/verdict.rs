@@ -18,7 +18,7 @@ pub struct Options {
     pub alpha: f64,
     /// Cost that moved from one function to another fails, too.
     pub strict: bool,
-    /// Seed for drawing orders of the runs if there are too many.
+    /// Seed for drawing permutations of the runs if there are too many.
     pub seed: u64,
 }
 
@@ -53,10 +53,10 @@ pub enum Verdict {
 /// The strength of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
-    /// A permutation test over this many orders of the runs.
+    /// A permutation test over this many permutations of the runs.
     Tested {
-        /// Number of orders.
-        orders: usize,
+        /// Number of permutations.
+        permutations: usize,
         /// Whether they are all possible ones.
         exact: bool,
     },

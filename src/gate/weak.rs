@@ -6,7 +6,7 @@
 
 use super::gain::Gain;
 use super::measurements::{FunctionSamples, Measurements};
-use super::orders;
+use super::permutations;
 use super::statistic::mean;
 use super::verdict::Options;
 
@@ -24,16 +24,16 @@ pub const FUNCTION_NOISE: f64 = 0.20;
 pub const ERRORS: f64 = 4.0;
 
 /// Whether a test of `runs` (base, new) cannot reach the level `alpha` / 2: with three runs against three,
-/// the observed order is one of only 20.
+/// the observed permutation is one of only 20.
 #[must_use]
 pub fn too_few(runs: (usize, usize), alpha: f64) -> bool {
-    runs.0.min(runs.1) < RUNS_MIN || (orders::count(runs.0, runs.1) as f64) * alpha / 2.0 < 1.0
+    runs.0.min(runs.1) < RUNS_MIN || (permutations::count(runs.0, runs.1) as f64) * alpha / 2.0 < 1.0
 }
 
 /// The fewest runs per side that allow a test at this level.
 #[must_use]
 pub fn enough(alpha: f64) -> usize {
-    // One more run on each side makes three to four times as many orders; the lowest possible level, 0.1 %, needs
+    // One more run on each side makes three to four times as many permutations; the lowest possible level, 0.1 %, needs
     // seven runs on each side.
     const TRIED_MAX: usize = 30;
     (RUNS_MIN..TRIED_MAX).find(|&runs| !too_few((runs, runs), alpha)).unwrap_or(TRIED_MAX)

@@ -82,7 +82,7 @@ struct NamelessFunction<'a> {
 #[must_use]
 pub fn json(report: &Report) -> String {
     let (orders, orders_exact) = match report.strength {
-        Strength::Tested { orders, exact } => (Some(orders), Some(exact)),
+        Strength::Tested { permutations, exact } => (Some(permutations), Some(exact)),
         Strength::Weak => (None, None),
     };
     let functions = report.functions.iter().map(|row| FunctionRow {

@@ -207,9 +207,9 @@ fn basis(report: &Report) -> String {
     let (base, new) = report.runs;
     let sides = format!("{new} new against {base} base");
     match report.strength {
-        Strength::Tested { orders, exact } => {
+        Strength::Tested { permutations, exact } => {
             let how = if exact { "all" } else { "a draw of" };
-            format!("{sides}; permutation test over {how} {orders} orders")
+            format!("{sides}; permutation test over {how} {permutations} permutations")
         }
         Strength::Weak => format!(
             "{sides}, too few for a test: only growth beyond the limit and {:.0}% of noise in every run fails; record {} or more a side",

@@ -45,7 +45,7 @@ fn a_function_that_is_the_whole_program_is_named() {
         (&[("hot", 9700.0, 19_400.0), ("other", 300.0, 300.0)], 0.97),
         (&[("hot", 9200.0, 18_400.0), ("other", 800.0, 800.0)], 0.92),
     ] {
-        // Of two shares one falls as the other rises: by share, four runs have too few orders.
+        // Of two shares one falls as the other rises: by share, four runs have too few permutations.
         let by_share = functions.get(1).is_some_and(|other| other.1 > 500.0);
         for runs in if by_share { 5..8 } else { 4..8 } {
             let report = report(&mut rng, runs, 0.02, functions);

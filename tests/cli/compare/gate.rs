@@ -44,7 +44,10 @@ fn a_slower_function_fails_and_is_named_with_its_path() {
     let first = run.stdout.lines().next().unwrap();
     assert!(first.starts_with("REGRESSION: ") && first.contains("f3 got slower by 1"), "{run}");
     assert!(first.ends_with("(limit 5%)"), "{run}");
-    assert!(run.stdout.contains("7 new against 7 base; permutation test over all 3432 orders"), "{run}");
+    assert!(
+        run.stdout.contains("7 new against 7 base; permutation test over all 3432 permutations"),
+        "{run}"
+    );
     let table: Vec<&str> = run.stdout.lines().skip_while(|line| !line.ends_with("samples)")).collect();
     assert!(table[1].starts_with("slower ") && table[1].ends_with("  f3"), "{run}");
     assert!(table[2].ends_with("100% of it at work > main > group0 > f3"), "{run}");

@@ -1,61 +1,61 @@
-//! The orders of a permutation test: every division of the runs into base and new.
+//! The permutations of a permutation test: every division of the runs into base and new.
 //!
-//! Input: the number of runs per side. Output: for each order its new runs; the first is the observed one.
-//! All of them if they are few, else a seeded draw. If the code is the same, each order is as likely as the
+//! Input: the number of runs per side. Output: for each permutation its new runs; the first is the observed one.
+//! All of them if they are few, else a seeded draw. If the code is the same, each permutation is as likely as the
 //! observed one, whatever the noise of a run; the test needs no other assumption.
 
 use crate::rng::Rng;
 
-/// Up to this number all orders are used: 8 against 8 runs have 12,870.
+/// Up to this number all permutations are used: 8 against 8 runs have 12,870.
 pub const EXACT_MAX: u64 = 20_000;
 
-/// Number of drawn orders if there are more.
+/// Number of drawn permutations if there are more.
 pub const DRAWN: usize = 10_000;
 
-/// The orders of one test.
+/// The permutations of one test.
 #[derive(Clone, Debug)]
-pub struct Orders {
-    /// Concatenated new runs of all orders, `new_runs` for each.
+pub struct Permutations {
+    /// Concatenated new runs of all permutations, `new_runs` for each.
     new: Vec<u32>,
     new_runs: usize,
     exact: bool,
 }
 
-impl Orders {
-    /// The orders of `base_runs` and `new_runs` runs, numbered base first.
+impl Permutations {
+    /// The permutations of `base_runs` and `new_runs` runs, numbered base first.
     #[must_use]
-    pub fn of(base_runs: usize, new_runs: usize, seed: u64) -> Orders {
+    pub fn of(base_runs: usize, new_runs: usize, seed: u64) -> Permutations {
         let exact = count(base_runs, new_runs) <= EXACT_MAX;
         let new = if exact { all(base_runs, new_runs) } else { drawn(base_runs, new_runs, seed) };
-        Orders { new, new_runs, exact }
+        Permutations { new, new_runs, exact }
     }
 
-    /// The new runs of each order. The observed order comes first.
+    /// The new runs of each permutation. The observed permutation comes first.
     pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
         // Never 0: a side without runs is no comparison; `max` keeps a mistake from panicking.
         self.new.chunks_exact(self.new_runs.max(1))
     }
 
-    /// Number of orders.
+    /// Number of permutations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.new.len() / self.new_runs.max(1)
     }
 
-    /// True without orders.
+    /// True without permutations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether these are all possible orders.
+    /// Whether these are all possible permutations.
     #[must_use]
     pub fn exact(&self) -> bool {
         self.exact
     }
 }
 
-/// The number of possible orders (a binomial coefficient), at most `u64::MAX`.
+/// The number of possible permutations (a binomial coefficient), at most `u64::MAX`.
 #[must_use]
 pub fn count(base_runs: usize, new_runs: usize) -> u64 {
     let all = base_runs as u128 + new_runs as u128;
@@ -69,28 +69,28 @@ pub fn count(base_runs: usize, new_runs: usize) -> u64 {
     count as u64
 }
 
-/// Every choice of the new runs, from the last numbers (the observed order) down.
+/// Every choice of the new runs, from the last numbers (the observed permutation) down.
 fn all(base_runs: usize, new_runs: usize) -> Vec<u32> {
     let runs = (base_runs + new_runs) as u32;
-    let mut order: Vec<u32> = (base_runs as u32..runs).collect();
-    let mut out = order.clone();
+    let mut permutation: Vec<u32> = (base_runs as u32..runs).collect();
+    let mut out = permutation.clone();
     // The next combination in descending order: decrements the first number that can be, and sets those
     // before it to the numbers right below it.
     loop {
-        let lowest_free = |at: usize, order: &[u32]| match at.checked_sub(1) {
-            Some(before) => order.get(before).map_or(0, |run| run + 1),
+        let lowest_free = |at: usize, permutation: &[u32]| match at.checked_sub(1) {
+            Some(before) => permutation.get(before).map_or(0, |run| run + 1),
             None => 0,
         };
-        let Some(at) =
-            (0..order.len()).find(|&at| order.get(at).is_some_and(|run| *run > lowest_free(at, &order)))
+        let Some(at) = (0..permutation.len())
+            .find(|&at| permutation.get(at).is_some_and(|run| *run > lowest_free(at, &permutation)))
         else {
             return out;
         };
-        let Some(down) = order.get(at).map(|run| run - 1) else { return out };
-        for (below, run) in order.iter_mut().take(at + 1).enumerate() {
+        let Some(down) = permutation.get(at).map(|run| run - 1) else { return out };
+        for (below, run) in permutation.iter_mut().take(at + 1).enumerate() {
             *run = down - (at - below) as u32;
         }
-        out.extend_from_slice(&order);
+        out.extend_from_slice(&permutation);
     }
 }
 
@@ -116,30 +116,33 @@ mod tests {
     #[test]
     fn all_orders_appear_once_with_the_observed_one_first() {
         for (base, new) in [(1, 1), (3, 3), (2, 5), (5, 2), (7, 7), (4, 1)] {
-            let orders = Orders::of(base, new, 1);
-            assert!(orders.exact());
-            let distinct: BTreeSet<Vec<u32>> = orders.iter().map(<[u32]>::to_vec).collect();
+            let permutations = Permutations::of(base, new, 1);
+            assert!(permutations.exact());
+            let distinct: BTreeSet<Vec<u32>> = permutations.iter().map(<[u32]>::to_vec).collect();
             assert_eq!(distinct.len() as u64, count(base, new), "{base} {new}");
-            assert_eq!(orders.len(), distinct.len());
+            assert_eq!(permutations.len(), distinct.len());
             let observed: Vec<u32> = (base as u32..(base + new) as u32).collect();
-            assert_eq!(orders.iter().next(), Some(observed.as_slice()));
-            assert!(distinct.iter().all(|order| order.windows(2).all(|pair| pair[0] < pair[1])));
+            assert_eq!(permutations.iter().next(), Some(observed.as_slice()));
+            assert!(distinct.iter().all(|permutation| permutation.windows(2).all(|pair| pair[0] < pair[1])));
         }
     }
 
     #[test]
     fn drawn_orders_have_equal_probability() {
-        let orders = Orders::of(12, 10, 7);
-        assert!(!orders.exact() && orders.len() == DRAWN);
+        let permutations = Permutations::of(12, 10, 7);
+        assert!(!permutations.exact() && permutations.len() == DRAWN);
         let mut seen = [0u32; 22];
-        for order in orders.iter() {
-            assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), 10);
-            order.iter().for_each(|run| seen[*run as usize] += 1);
+        for permutation in permutations.iter() {
+            assert_eq!(permutation.iter().collect::<BTreeSet<_>>().len(), 10);
+            permutation.iter().for_each(|run| seen[*run as usize] += 1);
         }
         // 10,000 draws of 10 out of 22: 4545 each, standard deviation 50.
         assert!(seen.iter().all(|seen| (4_250..4_850).contains(seen)), "{seen:?}");
-        assert!(Orders::of(12, 10, 7).iter().eq(orders.iter()), "the same seed, the same orders");
-        assert!(!Orders::of(12, 10, 8).iter().eq(orders.iter()));
+        assert!(
+            Permutations::of(12, 10, 7).iter().eq(permutations.iter()),
+            "the same seed, the same permutations"
+        );
+        assert!(!Permutations::of(12, 10, 8).iter().eq(permutations.iter()));
     }
 
     #[test]
