@@ -122,7 +122,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     ("gate", &["diff", "escape", "module_offset", "profile", "rng", "trie"]),
 ];
 
-const MAX_LINES: usize = 600;
+const LINES_MAX: usize = 600;
 
 /// A library of its own, that other programs load, and the build script that compiles it.
 const SHIM: &str = "src/heap_shim/";
@@ -348,8 +348,8 @@ fn printing_outside_cli(path: &str, text: &str) -> Vec<String> {
 fn too_long_or_without_purpose(path: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     let lines = text.lines().count();
-    if lines > MAX_LINES {
-        complaints.push(format!("{path}: {lines} lines; more than {MAX_LINES} are to be split"));
+    if lines > LINES_MAX {
+        complaints.push(format!("{path}: {lines} lines; more than {LINES_MAX} are to be split"));
     }
     // A file of unit tests is explained by the file it tests.
     if !text.starts_with("//!") && !is_test_file(path) {

@@ -79,7 +79,7 @@ fn threads_and_their_registers_are_told() {
         ids.push(info.thread_id);
         assert_eq!(kernel.thread_identifier_info(*thread, 5).unwrap_err(), KernReturn::InvalidArgument);
         let _ = kernel.thread_extended_info(*thread, 28);
-        let (mut state, mut count) = ([0; StateFlavor::MAX_COUNT], flavor.count);
+        let (mut state, mut count) = ([0; StateFlavor::COUNT_MAX], flavor.count);
         if kernel.thread_get_state(*thread, flavor.flavor, &mut state, &mut count).is_ok() {
             assert_eq!(count, flavor.count);
         }

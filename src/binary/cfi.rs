@@ -22,7 +22,7 @@ use object::elf::{
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
 use super::b_key::Readable;
-use super::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
+use super::elf::{Class, SECTION_NAME_BYTES_MAX, class, section_names};
 use super::gopclntab::GoFunctions;
 use super::object::name_at;
 use crate::addr::Svma;
@@ -98,7 +98,7 @@ impl Cfi {
         let names = section_names(file, bytes, sections);
         let any_section = |name: &str| -> Option<(u64, Range<usize>, bool)> {
             let section = sections.iter().find(|section| {
-                name_at(names, section.sh_name(endian), MAX_SECTION_NAME_BYTES) == name.as_bytes()
+                name_at(names, section.sh_name(endian), SECTION_NAME_BYTES_MAX) == name.as_bytes()
             })?;
             let (offset, size) = section.file_range(endian)?;
             let is_compressed = section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0;

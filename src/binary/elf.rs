@@ -24,17 +24,17 @@ use super::FormatError;
 use crate::addr::Svma;
 
 /// Limit on `PT_LOAD` segments of a file; linkers create about four.
-pub const MAX_SEGMENTS: usize = 256;
+pub const SEGMENTS_MAX: usize = 256;
 
 /// Limit on the length of a build id, in bytes. Linkers create 8 to 32.
-pub const MAX_BUILD_ID_BYTES: usize = 64;
+pub const BUILD_ID_BYTES_MAX: usize = 64;
 
 /// Limit on notes searched for a build id, over all note segments of a file.
-const MAX_NOTES: usize = 1024;
+const NOTES_MAX: usize = 1024;
 
 /// Limit on bytes read of a section's name. The names searched for are far shorter; those of `-ffunction-sections`
 /// are longer, and truncated.
-pub(crate) const MAX_SECTION_NAME_BYTES: usize = 64;
+pub(crate) const SECTION_NAME_BYTES_MAX: usize = 64;
 
 /// The largest page size of the supported architectures (aarch64 with 64 KiB pages): segments are mapped in whole
 /// pages, so up to this much around one belongs to it.
@@ -82,7 +82,7 @@ pub struct Elf {
     pub is_64: bool,
     /// `e_entry`: the entry point of a process; 0 in most libraries.
     pub entry: Svma,
-    /// `PT_LOAD` segments in file order, at most [`MAX_SEGMENTS`].
+    /// `PT_LOAD` segments in file order, at most [`SEGMENTS_MAX`].
     pub segments: Vec<Segment>,
     /// Descriptor of the `NT_GNU_BUILD_ID` note, if there is one.
     pub build_id: Option<Vec<u8>>,
@@ -214,7 +214,7 @@ fn summary<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> object::read::
     let headers = header.program_headers(endian, bytes)?;
     let mut segments = Vec::new();
     for segment in headers {
-        if segment.p_type(endian) != elf::PT_LOAD || segments.len() == MAX_SEGMENTS {
+        if segment.p_type(endian) != elf::PT_LOAD || segments.len() == SEGMENTS_MAX {
             continue;
         }
         let (offset, size) = segment.file_range(endian);
@@ -241,7 +241,7 @@ fn build_id<H: FileHeader<Endian = LittleEndian>>(
     headers: &[H::ProgramHeader],
     bytes: &[u8],
 ) -> Option<Vec<u8>> {
-    let mut left = MAX_NOTES;
+    let mut left = NOTES_MAX;
     let from_segments = headers
         .iter()
         .filter_map(|segment| segment.notes(endian, bytes).ok().flatten())
@@ -267,7 +267,7 @@ fn build_id_in<H: FileHeader<Endian = LittleEndian>>(
         let id = note.desc();
         if note.name() == elf::ELF_NOTE_GNU
             && note.n_type(endian).0 == elf::NT_GNU_BUILD_ID.0
-            && (1..=MAX_BUILD_ID_BYTES).contains(&id.len())
+            && (1..=BUILD_ID_BYTES_MAX).contains(&id.len())
         {
             return Some(id.to_vec());
         }
@@ -289,7 +289,7 @@ fn program_headers<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> Option
     let mapped = of_type(elf::PT_LOAD).map(ranges).find(|range| range.start == 0)?.end;
     let table = header.e_phoff(endian).into();
     let table = table..table.saturating_add(size_of_val(headers) as u64);
-    let compared = std::iter::once(table).chain(of_type(elf::PT_NOTE).map(ranges).take(MAX_SEGMENTS));
+    let compared = std::iter::once(table).chain(of_type(elf::PT_NOTE).map(ranges).take(SEGMENTS_MAX));
     let clip = |offset: u64| usize::try_from(offset.min(mapped)).ok();
     compared.map(|range| Some(clip(range.start)?..clip(range.end)?)).collect()
 }

@@ -198,9 +198,9 @@ impl From<object::read::Error> for FormatError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// The stated size exceeds [`MAX_RATIO`](super::unpack::MAX_RATIO).
+    /// The stated size exceeds [`RATIO_MAX`](super::unpack::RATIO_MAX).
     StatedTooLarge,
-    /// The content exceeds [`MAX_RATIO`](super::unpack::MAX_RATIO).
+    /// The content exceeds [`RATIO_MAX`](super::unpack::RATIO_MAX).
     TooLarge,
     /// A zlib stream that the decoder refuses.
     Zlib,

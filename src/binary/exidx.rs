@@ -17,7 +17,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 
-use super::elf::{Class, MAX_SECTION_NAME_BYTES, MAX_SEGMENTS, class, section_names};
+use super::elf::{Class, SECTION_NAME_BYTES_MAX, SEGMENTS_MAX, class, section_names};
 use super::object::name_at;
 use crate::addr::Svma;
 use crate::binary::frame_rule::TableSays;
@@ -73,12 +73,12 @@ impl Exidx {
         };
         let of_type =
             |kind: u32| headers.iter().filter(move |segment| segment.p_type(LittleEndian).0 == kind);
-        let segments: Vec<_> = of_type(elf::PT_LOAD.0).filter_map(place).take(MAX_SEGMENTS).collect();
+        let segments: Vec<_> = of_type(elf::PT_LOAD.0).filter_map(place).take(SEGMENTS_MAX).collect();
         let sections = file.section_headers(LittleEndian, bytes).unwrap_or_default();
         let names = section_names(file, bytes, sections);
         let by_section = || {
             let section = sections.iter().find(|section| {
-                let name = name_at(names, section.sh_name(LittleEndian), MAX_SECTION_NAME_BYTES);
+                let name = name_at(names, section.sh_name(LittleEndian), SECTION_NAME_BYTES_MAX);
                 section.sh_type(LittleEndian).0 == SHT_ARM_EXIDX || name == b".ARM.exidx"
             })?;
             let (offset, size) = (section.sh_offset.get(LittleEndian), section.sh_size.get(LittleEndian));

@@ -11,10 +11,10 @@ use super::map::Map;
 use super::{ImageBytes, OpenError};
 
 /// Limit on the size of a JIT compiler's map, in bytes; a long run of node has some megabytes.
-pub(crate) const MAX_JIT_MAP_BYTES: u64 = 256 << 20;
+pub(crate) const JIT_MAP_BYTES_MAX: u64 = 256 << 20;
 
 /// Limit on names read from a directory.
-pub(crate) const MAX_LISTED: usize = 65_536;
+pub(crate) const LISTED_MAX: usize = 65_536;
 
 /// Opens files in a target's view. Outlives the target: names are found after its exit.
 pub trait Files: Send + Sync {
@@ -104,7 +104,7 @@ impl Files for NoFiles {
 /// The names in a directory.
 pub(crate) fn list(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    let names = entries.flatten().take(MAX_LISTED).filter_map(|entry| entry.file_name().into_string().ok());
+    let names = entries.flatten().take(LISTED_MAX).filter_map(|entry| entry.file_name().into_string().ok());
     let mut names: Vec<String> = names.collect();
     names.sort_unstable();
     names

@@ -35,10 +35,10 @@ use super::FormatError;
 use crate::addr::Svma;
 
 /// Limit on segments of a file; linkers create four to six.
-pub const MAX_SEGMENTS: usize = 256;
+pub const SEGMENTS_MAX: usize = 256;
 
 /// Limit on sections: a symbol has one byte for its section number.
-pub const MAX_SECTIONS: usize = 255;
+pub const SECTIONS_MAX: usize = 255;
 
 /// `CPU_TYPE_X86_64`.
 pub const CPU_X86_64: u32 = 0x0100_0007;
@@ -113,9 +113,9 @@ pub struct MachO {
     /// The addresses of `__TEXT`, the only ones that belong to the image alone. In the shared cache the other
     /// segments are far away, among those of other images.
     pub text: Range<Svma>,
-    /// Segments in the order of the file, at most [`MAX_SEGMENTS`].
+    /// Segments in the order of the file, at most [`SEGMENTS_MAX`].
     pub segments: Vec<Segment>,
-    /// Sections in the order of the file, at most [`MAX_SECTIONS`]: the addresses of those with instructions. The
+    /// Sections in the order of the file, at most [`SECTIONS_MAX`]: the addresses of those with instructions. The
     /// section number of a symbol is its index here plus 1.
     pub code: Vec<Option<Range<Svma>>>,
     /// `__TEXT,__unwind_info`: compact unwind information.
@@ -260,7 +260,7 @@ fn take_segment<S: SegmentCommand<Endian = LittleEndian>>(
     let endian = LittleEndian;
     let Some((segment, sections)) = S::from_command(command)? else { return Ok(()) };
     for section in segment.sections(endian, sections)? {
-        if found.code.len() < MAX_SECTIONS {
+        if found.code.len() < SECTIONS_MAX {
             let flags = section.flags(endian).0;
             let holds_code = flags & (S_ATTR_PURE_INSTRUCTIONS.0 | S_ATTR_SOME_INSTRUCTIONS.0) != 0;
             let start = Svma(section.addr(endian).into());
@@ -276,7 +276,7 @@ fn take_segment<S: SegmentCommand<Endian = LittleEndian>>(
             found.code.push(end.filter(|_| holds_code).map(|end| start..end));
         }
     }
-    if found.segments.len() < MAX_SEGMENTS {
+    if found.segments.len() < SEGMENTS_MAX {
         let start = Svma(segment.vmaddr(endian).into());
         let (offset, size) = segment.file_range(endian);
         found.segments.push(Segment {

@@ -30,14 +30,14 @@ use super::FormatError;
 use crate::addr::Svma;
 
 /// Limit on sections of a file: the limit of Windows.
-pub const MAX_SECTIONS: usize = 96;
+pub const SECTIONS_MAX: usize = 96;
 /// Limit on export names searched for one.
-const MAX_EXPORTS: usize = 1 << 16;
+const EXPORTS_MAX: usize = 1 << 16;
 /// Limit on the length of a function name that is looked up.
-const MAX_NAME_BYTES: usize = 64;
+const NAME_BYTES_MAX: usize = 64;
 /// Size of a debug directory entry, and limit on entries read.
 const DEBUG_ENTRY_BYTES: usize = 28;
-const MAX_DEBUG_ENTRIES: usize = 64;
+const DEBUG_ENTRIES_MAX: usize = 64;
 /// Offsets of the optional header from the signature, and of the image base in it. PE32's image base has half the
 /// size, after an unused field of four bytes.
 const OPTIONAL_HEADER_AT: usize = 24;
@@ -76,7 +76,7 @@ pub struct Pe {
     pub image_bytes: u32,
     /// Size of the headers, which are identical in memory and in the file.
     pub header_bytes: u32,
-    /// In file order, at most [`MAX_SECTIONS`], without those that have no bytes in the file.
+    /// In file order, at most [`SECTIONS_MAX`], without those that have no bytes in the file.
     pub sections: Vec<Section>,
     /// The function table (`.pdata`), relative to the image base; empty if there is none.
     pub functions: Range<u32>,
@@ -170,11 +170,11 @@ impl Pe {
         let exports = exports(bytes)?;
         let wanted = |pointer: u32| {
             let found = self.bytes_at(bytes, pointer)?;
-            let found = &found[..found.len().min(MAX_NAME_BYTES)];
+            let found = &found[..found.len().min(NAME_BYTES_MAX)];
             Some(found.strip_prefix(name.as_bytes())?.first() == Some(&0))
         };
         let (_, index) =
-            exports.name_iter().take(MAX_EXPORTS).find(|(pointer, _)| wanted(*pointer) == Some(true))?;
+            exports.name_iter().take(EXPORTS_MAX).find(|(pointer, _)| wanted(*pointer) == Some(true))?;
         exports.address_by_index(index).ok().filter(|address| !exports.is_forward(*address))
     }
 }
@@ -233,7 +233,7 @@ fn summary<H: ImageNtHeaders>(bytes: &[u8]) -> object::read::Result<Pe> {
     let (headers, directories, offset) = headers::<H>(bytes)?;
     let table = headers.sections(bytes, offset)?;
     let mut sections = Vec::new();
-    for section in table.iter().take(MAX_SECTIONS) {
+    for section in table.iter().take(SECTIONS_MAX) {
         let start = section.virtual_address.get(LittleEndian);
         let (file_start, length) = section.pe_file_range();
         let executable = section.characteristics.get(LittleEndian).contains(IMAGE_SCN_MEM_EXECUTE);
@@ -265,7 +265,7 @@ fn summary<H: ImageNtHeaders>(bytes: &[u8]) -> object::read::Result<Pe> {
 fn guid(file: &[u8], directory: &[u8], range: &Range<u32>) -> Option<Vec<u8>> {
     let length = (range.end - range.start) as usize;
     let (entries, _) = directory[..length.min(directory.len())].as_chunks::<DEBUG_ENTRY_BYTES>();
-    entries.iter().take(MAX_DEBUG_ENTRIES).find_map(|entry| {
+    entries.iter().take(DEBUG_ENTRIES_MAX).find_map(|entry| {
         let word = |at: usize| Some(u32::from_le_bytes(*entry.get(at..)?.first_chunk()?));
         if word(12)? != CODEVIEW {
             return None;

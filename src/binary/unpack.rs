@@ -1,7 +1,7 @@
 //! Decompression: zlib and zstd for sections, xz for `.gnu_debugdata`.
 //!
 //! Input: hostile bytes. Output: at most the requested length, or the reason. Every allocation is bounded by the
-//! compressed size times [`MAX_RATIO`] and by [`MAX_BYTES`].
+//! compressed size times [`RATIO_MAX`] and by [`BYTES_MAX`].
 
 use std::io::Read;
 
@@ -13,14 +13,14 @@ use super::UnpackError;
 
 /// Limit on the compression ratio. Real DWARF unpacks to some five times its size, zero-filled parts to more;
 /// higher claims are malicious.
-pub const MAX_RATIO: u64 = 100;
+pub const RATIO_MAX: u64 = 100;
 
 /// Limit on the unpacked size of one section.
-pub const MAX_BYTES: u64 = 4 << 30;
+pub const BYTES_MAX: u64 = 4 << 30;
 
 /// Limit on the dictionary of an xz stream: the size that `xz -9` uses. It is allocated as stated by the stream,
 /// however short that is: `xz` states 8 MiB for anything.
-pub const MAX_XZ_DICTIONARY: usize = 64 << 20;
+pub const XZ_DICTIONARY_MAX: usize = 64 << 20;
 
 /// A compression method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub fn of_elf_section<C: CompressionHeader<Endian = LittleEndian>>(
 /// # Errors
 /// The data is malformed, or does not unpack to that size, or exceeds the limits.
 pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, UnpackError> {
-    let most = (bytes.len() as u64).saturating_mul(MAX_RATIO).saturating_add(1024).min(MAX_BYTES);
+    let most = (bytes.len() as u64).saturating_mul(RATIO_MAX).saturating_add(1024).min(BYTES_MAX);
     let size = usize::try_from(size).ok().filter(|_| size <= most);
     let size = size.ok_or(UnpackError::StatedTooLarge)?;
     let out = match packing {
@@ -86,9 +86,9 @@ pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, Unpac
 /// # Errors
 /// The data is malformed, or exceeds the limits.
 pub fn xz(bytes: &[u8]) -> Result<Vec<u8>, UnpackError> {
-    let most = (bytes.len() as u64).saturating_mul(MAX_RATIO).min(MAX_BYTES);
+    let most = (bytes.len() as u64).saturating_mul(RATIO_MAX).min(BYTES_MAX);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let decoder = xz4rust::XzDecoder::in_heap_with_alloc_dict_size(xz4rust::DICT_SIZE_MIN, MAX_XZ_DICTIONARY);
+    let decoder = xz4rust::XzDecoder::in_heap_with_alloc_dict_size(xz4rust::DICT_SIZE_MIN, XZ_DICTIONARY_MAX);
     let buffer = std::num::NonZeroUsize::MIN.saturating_add(16 * 1024);
     let packed = std::io::Cursor::new(bytes.to_vec());
     let reader = xz4rust::XzReader::new_with_buffer_size_and_decoder(packed, buffer, decoder);

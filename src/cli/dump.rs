@@ -19,7 +19,7 @@ use crate::sources::{Activity, Capture, Fault, Role, Target, TargetEvent, Thread
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
-use crate::walk::MAX_STACK_BYTES;
+use crate::walk::STACK_BYTES_MAX;
 use crate::walk::StackEnd;
 
 /// Timeout for a thread to stop when it is polled, and for a changing list of mappings to settle,
@@ -257,7 +257,7 @@ fn end_text(ended: StackEnd, max_depth: usize) -> String {
     let reason = ended.reason();
     match ended {
         StackEnd::DeeperThanCopied => {
-            format!("{reason} (at most {} MiB of a stack are read)", MAX_STACK_BYTES >> 20)
+            format!("{reason} (at most {} MiB of a stack are read)", STACK_BYTES_MAX >> 20)
         }
         StackEnd::DepthLimit if max_depth < DUMP_DEPTH_MAX => {
             format!("{reason} ({max_depth} frames; --max-depth shows more)")

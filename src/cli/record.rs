@@ -36,7 +36,7 @@ use destinations::Destinations;
 const LINGER_NS: u64 = 500_000_000;
 
 /// Every recorded stack can be read back from every format.
-const _: () = assert!(args::DEPTH_MAX <= crate::profile::MAX_DEPTH);
+const _: () = assert!(args::DEPTH_MAX <= crate::profile::DEPTH_MAX);
 
 /// Records and writes the outputs.
 ///

@@ -20,7 +20,7 @@ use crate::binary::{FormatError, ImageBytes};
 
 /// Most bytes of code in one listing. The largest functions of real programs (interpreters, parsers) have some
 /// hundred kilobytes.
-pub const MAX_BYTES: u64 = 1 << 20;
+pub const BYTES_MAX: u64 = 1 << 20;
 
 /// An instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub struct Listing {
     pub set: InstructionSet,
     /// By address, without a gap.
     pub instructions: Vec<Instruction>,
-    /// The range was longer than [`MAX_BYTES`], or than its segment: the rest is left out.
+    /// The range was longer than [`BYTES_MAX`], or than its segment: the rest is left out.
     pub is_truncated: bool,
 }
 
@@ -164,7 +164,7 @@ pub fn list(image: &ImageBytes, range: Range<Svma>) -> Result<Listing, Disassemb
     let set = set_at(&object, image.bytes(), range.start).ok_or(DisassemblyError::Processor)?;
     let start = Svma(range.start.0 & !u64::from(set.alignment_mask()));
     let asked = range.end.0.saturating_sub(start.0);
-    let length = asked.min(MAX_BYTES);
+    let length = asked.min(BYTES_MAX);
     let outside = || DisassemblyError::Outside(range.start);
     let offset = object.file_offset_of(start).ok_or_else(outside)?;
     let last = length.checked_sub(1).and_then(|last| start.checked_add(last)).ok_or_else(outside)?;

@@ -180,7 +180,7 @@ fn ranges_that_are_not_in_the_file_are_refused() {
     let all = list(&image, entry..Svma(u64::MAX)).expect("code");
     assert!(all.is_truncated);
     let bytes: usize = all.instructions.iter().map(|instruction| instruction.bytes.len()).sum();
-    assert!(bytes as u64 <= MAX_BYTES + 15, "{bytes}");
+    assert!(bytes as u64 <= BYTES_MAX + 15, "{bytes}");
     let none = ImageBytes::new(b"no image".to_vec());
     assert!(matches!(list(&none, entry..far), Err(DisassemblyError::Format(_))));
 }

@@ -16,25 +16,25 @@ use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 
 /// Limit on address spaces over time. Beyond it the current one is changed in place, so old addresses may get a
 /// wrong name; see [`Images::spaces_full`].
-pub const MAX_SPACES: usize = 65_536;
+pub const SPACES_MAX: usize = 65_536;
 
 /// Limit on images over time: each may hold a mapped file. Code of further images is `[unknown]`, counted by
 /// [`Images::images_refused`].
-pub const MAX_IMAGES: usize = 8192;
+pub const IMAGES_MAX: usize = 8192;
 
 /// Limits on images that JIT compilers registered (`gdb_jit.rs`), and on their bytes.
-const MAX_REGISTERED: usize = MAX_IMAGES / 2;
-const MAX_REGISTERED_BYTES: usize = 128 << 20;
+const REGISTERED_MAX: usize = IMAGES_MAX / 2;
+const REGISTERED_BYTES_MAX: usize = 128 << 20;
 
 /// Limit on regions of all spaces together (32 MiB of memory). A quarter is reserved for the current space: when
-/// older ones fill the rest, no new space begins, as with [`MAX_SPACES`]. Regions that do not fit are counted by
+/// older ones fill the rest, no new space begins, as with [`SPACES_MAX`]. Regions that do not fit are counted by
 /// [`Images::regions_refused`].
-pub const MAX_REGIONS: usize = 1 << 20;
+pub const REGIONS_MAX: usize = 1 << 20;
 
 /// Limit on stored names of memory without files; a process has a handful.
-const MAX_LABELS: usize = 64;
+const LABELS_MAX: usize = 64;
 /// Limit on the length of these names, in bytes; the kernel's limit is 80.
-const MAX_LABEL_BYTES: usize = 128;
+const LABEL_BYTES_MAX: usize = 128;
 
 /// The location of an address.
 #[derive(Clone, Copy, Debug)]
@@ -151,7 +151,7 @@ impl Images {
         }
     }
 
-    /// Adds a process with an empty space. Returns its number; `None` beyond [`MAX_SPACES`] and [`MAX_REGIONS`].
+    /// Adds a process with an empty space. Returns its number; `None` beyond [`SPACES_MAX`] and [`REGIONS_MAX`].
     /// Process number 0 always exists.
     pub fn begin_process(&mut self) -> Option<u32> {
         let number = self.processes.len() as u32;
@@ -213,7 +213,7 @@ impl Images {
 
     /// Bytes of registered files that may still be read.
     pub(crate) fn room_for_registered(&self) -> usize {
-        MAX_REGISTERED_BYTES.saturating_sub(self.registered.1)
+        REGISTERED_BYTES_MAX.saturating_sub(self.registered.1)
     }
 
     /// The paths of files with this name that the last program of a process has mapped, now or before.
@@ -261,19 +261,19 @@ impl Images {
         &self.images
     }
 
-    /// Whether [`MAX_SPACES`] or [`MAX_REGIONS`] prevented a new space: later names of unloaded code may be wrong.
+    /// Whether [`SPACES_MAX`] or [`REGIONS_MAX`] prevented a new space: later names of unloaded code may be wrong.
     #[must_use]
     pub fn spaces_full(&self) -> bool {
         self.spaces_full
     }
 
-    /// Number of times an image was refused because of [`MAX_IMAGES`].
+    /// Number of times an image was refused because of [`IMAGES_MAX`].
     #[must_use]
     pub fn images_refused(&self) -> u64 {
         self.images_refused
     }
 
-    /// Number of times a region was refused: beyond [`MAX_REGIONS`], or overlapping another.
+    /// Number of times a region was refused: beyond [`REGIONS_MAX`], or overlapping another.
     #[must_use]
     pub fn regions_refused(&self) -> u64 {
         self.regions_refused
@@ -304,8 +304,8 @@ impl Images {
 
     /// Adds an empty space with room for this many regions; `None` if a limit is reached.
     fn push_space(&mut self, process: u32, regions: usize) -> Option<u32> {
-        let wanted = regions.max(MAX_REGIONS / 4);
-        if self.spaces.len() >= MAX_SPACES || self.regions + wanted > MAX_REGIONS {
+        let wanted = regions.max(REGIONS_MAX / 4);
+        if self.spaces.len() >= SPACES_MAX || self.regions + wanted > REGIONS_MAX {
             self.spaces_full = true;
             return None;
         }
@@ -315,7 +315,7 @@ impl Images {
 
     fn cut_to_limit(&mut self, process: u32, regions: &mut Vec<Region>) {
         let current = &self.spaces[self.current(process) as usize];
-        let room = MAX_REGIONS - (self.regions - current.regions.len());
+        let room = REGIONS_MAX - (self.regions - current.regions.len());
         self.regions_refused += regions.len().saturating_sub(room) as u64;
         regions.truncate(room);
     }
@@ -327,9 +327,9 @@ impl Images {
         mappings: &[Mapping],
         open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> Vec<Region> {
-        let mut regions = Vec::with_capacity(mappings.len().min(MAX_REGIONS));
+        let mut regions = Vec::with_capacity(mappings.len().min(REGIONS_MAX));
         let mut end_before = 0;
-        for mapping in mappings.iter().take(MAX_REGIONS) {
+        for mapping in mappings.iter().take(REGIONS_MAX) {
             let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
             if start >= end || start < end_before {
                 self.regions_refused += 1;
@@ -346,15 +346,15 @@ impl Images {
             let is_registered = mapping.kind == MappingKind::Registered;
             regions.push(Region { start, end, file_offset, image, is_registered });
         }
-        self.regions_refused += mappings.len().saturating_sub(MAX_REGIONS) as u64;
+        self.regions_refused += mappings.len().saturating_sub(REGIONS_MAX) as u64;
         regions
     }
 
-    /// The number of a label; 0, no label, for those beyond [`MAX_LABELS`].
+    /// The number of a label; 0, no label, for those beyond [`LABELS_MAX`].
     fn label(&mut self, label: &str) -> u64 {
         let known = self.labels.iter().position(|known| known == label);
         let number = known.or_else(|| {
-            let fits = self.labels.len() < MAX_LABELS && label.len() <= MAX_LABEL_BYTES;
+            let fits = self.labels.len() < LABELS_MAX && label.len() <= LABEL_BYTES_MAX;
             fits.then(|| {
                 self.labels.push(label.to_owned());
                 self.labels.len() - 1
@@ -396,7 +396,7 @@ impl Images {
         let other = other.filter(|image| image.object().is_some() && is_as_loaded(image));
         let bytes = other.and_then(|image| image.bytes.clone().ok());
         let is_registered = mapping.kind == MappingKind::Registered;
-        if self.images.len() >= MAX_IMAGES || is_registered && self.registered.0 >= MAX_REGISTERED {
+        if self.images.len() >= IMAGES_MAX || is_registered && self.registered.0 >= REGISTERED_MAX {
             self.images_refused += 1;
             return NO_IMAGE;
         }

@@ -16,7 +16,7 @@ mod space;
 mod view;
 
 pub use gdb_jit::GdbJit;
-pub use history::{Images, Location, MAX_IMAGES, MAX_REGIONS, MAX_SPACES};
+pub use history::{IMAGES_MAX, Images, Location, REGIONS_MAX, SPACES_MAX};
 pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
 pub use loaded::{Image, ImageError};
 pub use view::ImageView;

@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(super) const NO_IMAGE: u32 = u32::MAX;
 
 /// Limit on separate ranges of unmapped anonymous code that a space remembers; one more begins a new space.
-const MAX_VANISHED: usize = 4096;
+const VANISHED_MAX: usize = 4096;
 
 /// An executable range, in the target's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl Space {
             }
         }
         let vanished = merged(vanished);
-        if vanished.len() > MAX_VANISHED {
+        if vanished.len() > VANISHED_MAX {
             return None;
         }
         let mut files = new.iter().filter(|region| region.image != NO_IMAGE);

@@ -164,13 +164,13 @@ fn a_vdso_is_read_from_its_own_memory() {
 #[test]
 fn the_number_of_spaces_is_bounded() {
     let mut images = Images::default();
-    for inode in 0..MAX_SPACES as u64 + 5 {
+    for inode in 0..SPACES_MAX as u64 + 5 {
         images.update(0, &[mapping("/lib/a.so", inode % 2, BASE)], &mut refuse);
     }
-    assert_eq!(images.of(0).space() as usize, MAX_SPACES - 1);
+    assert_eq!(images.of(0).space() as usize, SPACES_MAX - 1);
     assert!(images.spaces_full());
     let now = images.locate(images.of(0).space(), mapping("", 0, BASE).avma.start).unwrap();
-    assert_eq!(now.image.identity, (8, (MAX_SPACES as u64 + 4) % 2), "the last space follows");
+    assert_eq!(now.image.identity, (8, (SPACES_MAX as u64 + 4) % 2), "the last space follows");
 }
 
 #[test]
@@ -178,15 +178,15 @@ fn the_number_of_images_is_bounded() {
     let mut images = Images::default();
     let mut one = anonymous(0x1000, 0x2000);
     one.kind = MappingKind::File;
-    let many = (0..MAX_IMAGES as u64 + 3).map(|index| Mapping {
+    let many = (0..IMAGES_MAX as u64 + 3).map(|index| Mapping {
         avma: Avma(0x1000 * index)..Avma(0x1000 * (index + 1)),
         identity: (8, index),
         ..one.clone()
     });
     images.update(0, &many.collect::<Vec<_>>(), &mut refuse);
-    assert_eq!(images.images().len(), MAX_IMAGES);
+    assert_eq!(images.images().len(), IMAGES_MAX);
     assert_eq!(images.images_refused(), 3);
-    assert!(images.of(0).contains(Avma(0x1000 * (MAX_IMAGES as u64 + 2))));
+    assert!(images.of(0).contains(Avma(0x1000 * (IMAGES_MAX as u64 + 2))));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn the_number_of_regions_is_bounded() {
     let many = |from: u64, count: u64| -> Vec<Mapping> {
         (from..from + count).map(|index| anonymous(0x2000 * index, 0x2000 * index + 0x1000)).collect()
     };
-    let three_quarters = MAX_REGIONS as u64 / 4 * 3;
+    let three_quarters = REGIONS_MAX as u64 / 4 * 3;
     images.update(0, &many(0, three_quarters), &mut open);
     images.begin_space(0);
     assert_eq!(
@@ -203,7 +203,7 @@ fn the_number_of_regions_is_bounded() {
         (1, true, false)
     );
     images.update(0, &many(0, three_quarters), &mut open);
-    assert_eq!(images.regions_refused(), three_quarters - MAX_REGIONS as u64 / 4);
+    assert_eq!(images.regions_refused(), three_quarters - REGIONS_MAX as u64 / 4);
     assert!(images.of(0).contains(Avma(0)) && !images.of(0).contains(Avma(0x2000 * (three_quarters - 1))));
     images.begin_space(0);
     assert_eq!((images.of(0).space(), images.spaces_full()), (1, true));

@@ -14,7 +14,7 @@ use crate::escape::{escape_line, escape_lines};
 pub const SAMPLES: &str = "samples";
 
 /// Most comment lines, also of merged profiles together.
-pub const MAX_COMMENTS: usize = 100_000;
+pub const COMMENTS_MAX: usize = 100_000;
 
 /// Why counts of two profiles cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Different {
     Units(String, String),
     /// Different rates: those of the two, in Hz.
     Rates(u32, u32),
-    /// Together they have more than [`MAX_COMMENTS`].
+    /// Together they have more than [`COMMENTS_MAX`].
     TooManyComments,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Different {
             Different::Rates(one, other) => {
                 write!(f, "one was recorded at {one} Hz, the other at {other} Hz")
             }
-            Different::TooManyComments => write!(f, "together they have more than {MAX_COMMENTS} comments"),
+            Different::TooManyComments => write!(f, "together they have more than {COMMENTS_MAX} comments"),
         }
     }
 }
@@ -170,7 +170,7 @@ impl About {
         let known: HashSet<&str> = self.comments.iter().map(String::as_str).collect();
         let new = other.comments.iter().filter(|comment| !known.contains(comment.as_str()));
         let new: Vec<String> = new.cloned().collect();
-        if self.comments.len() + new.len() > MAX_COMMENTS {
+        if self.comments.len() + new.len() > COMMENTS_MAX {
             return Err(Different::TooManyComments);
         }
         self.comments.extend(new);

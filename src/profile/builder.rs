@@ -16,16 +16,16 @@ use super::full::Full;
 use super::saved::{Frame, Function, Line, Mapping, SavedProfile, StackRoot};
 use super::texts::TextId;
 use super::timeline::Timeline;
-use crate::trie::{MAX_FRAMES, NodeId};
+use crate::trie::{FRAMES_MAX, NodeId};
 
 /// Most mappings.
-pub const MAX_MAPPINGS: usize = 1 << 20;
+pub const MAPPINGS_MAX: usize = 1 << 20;
 /// Most functions.
-pub const MAX_FUNCTIONS: usize = MAX_FRAMES;
+pub const FUNCTIONS_MAX: usize = FRAMES_MAX;
 /// Most functions of all frames together.
-pub const MAX_LINES: usize = 1 << 24;
+pub const LINES_MAX: usize = 1 << 24;
 /// Most roots: threads of all processes.
-pub const MAX_ROOTS: usize = 1 << 20;
+pub const ROOTS_MAX: usize = 1 << 20;
 
 /// Builds a [`SavedProfile`].
 #[derive(Default)]
@@ -111,34 +111,34 @@ impl SavedBuilder {
     /// Returns the index of a mapping.
     ///
     /// # Errors
-    /// [`Full`] beyond [`MAX_MAPPINGS`].
+    /// [`Full`] beyond [`MAPPINGS_MAX`].
     pub fn mapping(&mut self, mapping: Mapping) -> Result<u32, Full> {
-        let limit = Full { what: "mappings", limit: MAX_MAPPINGS };
+        let limit = Full { what: "mappings", limit: MAPPINGS_MAX };
         numbered(&mut self.mappings, &mut self.saved.mappings, mapping, limit)
     }
 
     /// Returns the index of a function.
     ///
     /// # Errors
-    /// [`Full`] beyond [`MAX_FUNCTIONS`].
+    /// [`Full`] beyond [`FUNCTIONS_MAX`].
     pub fn function(&mut self, function: Function) -> Result<u32, Full> {
-        let limit = Full { what: "functions", limit: MAX_FUNCTIONS };
+        let limit = Full { what: "functions", limit: FUNCTIONS_MAX };
         numbered(&mut self.functions, &mut self.saved.functions, function, limit)
     }
 
     /// Returns the index of a root.
     ///
     /// # Errors
-    /// [`Full`] beyond [`MAX_ROOTS`].
+    /// [`Full`] beyond [`ROOTS_MAX`].
     pub fn root(&mut self, root: StackRoot) -> Result<u32, Full> {
-        let limit = Full { what: "threads", limit: MAX_ROOTS };
+        let limit = Full { what: "threads", limit: ROOTS_MAX };
         numbered(&mut self.roots, &mut self.saved.roots, root, limit)
     }
 
     /// Returns the index of a frame: its address, and its functions, outermost first.
     ///
     /// # Errors
-    /// [`Full`] beyond [`MAX_FRAMES`] or [`MAX_LINES`].
+    /// [`Full`] beyond [`FRAMES_MAX`] or [`LINES_MAX`].
     pub fn frame(&mut self, address: u64, mapping: Option<u32>, lines: &[Line]) -> Result<u32, Full> {
         let hash = self.hasher.hash_one((address, mapping, lines));
         let saved = &self.saved;
@@ -151,11 +151,11 @@ impl SavedBuilder {
         if let Some(&known) = self.frames.find(hash, same) {
             return Ok(known);
         }
-        if saved.frames.len() >= MAX_FRAMES {
-            return Err(Full { what: "distinct frames", limit: MAX_FRAMES });
+        if saved.frames.len() >= FRAMES_MAX {
+            return Err(Full { what: "distinct frames", limit: FRAMES_MAX });
         }
-        if lines.len() > MAX_LINES - saved.lines.len() {
-            return Err(Full { what: "functions of frames", limit: MAX_LINES });
+        if lines.len() > LINES_MAX - saved.lines.len() {
+            return Err(Full { what: "functions of frames", limit: LINES_MAX });
         }
         let saved = &mut self.saved;
         let (index, first) = (saved.frames.len() as u32, saved.lines.len() as u32);

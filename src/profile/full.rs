@@ -16,8 +16,8 @@ pub struct Full {
 impl From<trie::Full> for Full {
     fn from(full: trie::Full) -> Full {
         match full {
-            trie::Full::Nodes => Full { what: "nodes of distinct stacks", limit: trie::MAX_NODES },
-            trie::Full::Frames => Full { what: "distinct frames", limit: trie::MAX_FRAMES },
+            trie::Full::Nodes => Full { what: "nodes of distinct stacks", limit: trie::NODES_MAX },
+            trie::Full::Frames => Full { what: "distinct frames", limit: trie::FRAMES_MAX },
         }
     }
 }

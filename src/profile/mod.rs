@@ -46,4 +46,4 @@ pub use views::leaks::Leak;
 /// Most functions per stack in a file, inlined ones included, for every format, so that a profile
 /// read from one format can be read back from each. A recording has up to 65,536 frames, which can
 /// expand to more functions.
-pub const MAX_DEPTH: usize = 1 << 18;
+pub const DEPTH_MAX: usize = 1 << 18;

@@ -15,10 +15,10 @@ use crate::escape::escape_line;
 use crate::trie::{FrameWords, Key};
 
 /// Most bytes of all texts together; end offsets are 32 bits.
-pub const MAX_TEXT_BYTES: usize = 1 << 30;
+pub const TEXT_BYTES_MAX: usize = 1 << 30;
 
 /// Most distinct texts.
-pub const MAX_TEXTS: usize = 1 << 24;
+pub const TEXTS_MAX: usize = 1 << 24;
 
 /// An interned text: its index in a [`Texts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,11 +79,11 @@ impl Texts {
         if let Cow::Owned(escaped) = escape_line(text) {
             return self.intern(&escaped);
         }
-        if text.len() > MAX_TEXT_BYTES - self.bytes.len() {
-            return Err(Full { what: "bytes of names", limit: MAX_TEXT_BYTES });
+        if text.len() > TEXT_BYTES_MAX - self.bytes.len() {
+            return Err(Full { what: "bytes of names", limit: TEXT_BYTES_MAX });
         }
-        if self.ends.len() >= MAX_TEXTS {
-            return Err(Full { what: "distinct names", limit: MAX_TEXTS });
+        if self.ends.len() >= TEXTS_MAX {
+            return Err(Full { what: "distinct names", limit: TEXTS_MAX });
         }
         let id = self.ends.len() as u32;
         self.bytes.push_str(text);

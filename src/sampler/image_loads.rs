@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use crate::binary::{Mapping, MappingKind};
 
 /// Maximum number of files tracked per process.
-const MAX_FILES: usize = 4096;
+const FILES_MAX: usize = 4096;
 
 /// Files mapped by the current program of a process.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ impl ImageLoads {
         for mapping in mappings.iter().filter(|mapping| mapping.kind == MappingKind::File) {
             let mut hasher = DefaultHasher::new();
             mapping.path.hash(&mut hasher);
-            if known.len() < MAX_FILES && known.insert(hasher.finish()) && !is_first {
+            if known.len() < FILES_MAX && known.insert(hasher.finish()) && !is_first {
                 self.new.push(mapping.path.clone());
             }
         }

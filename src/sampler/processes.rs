@@ -16,7 +16,7 @@ use crate::sources::{Observed, ThreadId};
 use crate::walk::{FileFacts, Unwinder};
 
 /// Maximum number of processes with unwind caches; some tens of kilobytes each.
-const MAX_UNWIND_CACHES: usize = 256;
+const UNWIND_CACHES_MAX: usize = 256;
 
 /// A file that a process mapped while it was recorded.
 pub(super) struct ImageLoad {
@@ -134,7 +134,7 @@ impl Processes {
         let Some(process) = self.get_mut(of).filter(|process| !process.has_unwind_cache) else { return };
         process.has_unwind_cache = true;
         self.with_unwind_cache.push(of);
-        if self.with_unwind_cache.len() > MAX_UNWIND_CACHES {
+        if self.with_unwind_cache.len() > UNWIND_CACHES_MAX {
             for other in self.with_unwind_cache.drain(..).filter(|other| *other != of) {
                 if let Some(other) = self.list.get_mut(other.0 as usize) {
                     other.unwinder.images_changed();

@@ -20,14 +20,14 @@ use object::read::macho::MachHeader as _;
 
 use super::error::ObjectFileError;
 use super::nlist::{Nlists, is_defined, stab};
-use super::table::MAX_NAME_BYTES;
+use super::table::NAME_BYTES_MAX;
 use crate::binary::macho::fat;
 use crate::binary::{Files, FormatError, ImageBytes};
 use crate::images::Image;
 use archive::Archive;
 
 /// Limit on reported object files of one image; one more line counts the rest.
-const MAX_PROBLEMS: usize = 4;
+const PROBLEMS_MAX: usize = 4;
 
 /// An object file with DWARF for some of the addresses.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub(super) fn objects(
     for ((path, modified_s), asked) in map.by_file(wanted, &nlists, directory) {
         match opener.open(&path, modified_s).and_then(|bytes| place(bytes, &asked, &nlists)) {
             Ok(object) => found.push(object),
-            Err(why) if problems.len() < MAX_PROBLEMS => problems.push(format!("{path}: {why}")),
+            Err(why) if problems.len() < PROBLEMS_MAX => problems.push(format!("{path}: {why}")),
             Err(_) => more += 1,
         }
     }
@@ -150,7 +150,7 @@ impl Map {
         }
         let mut files: BTreeMap<(String, u64), Vec<ObjectQuery<'_>>> = BTreeMap::new();
         for (named, asked) in by_place {
-            let path = String::from_utf8_lossy(nlists.name(named.path, MAX_NAME_BYTES));
+            let path = String::from_utf8_lossy(nlists.name(named.path, NAME_BYTES_MAX));
             // `-oso_prefix` strips the build directory.
             let path = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
             files.entry((path, named.modified_s)).or_default().extend(asked);
@@ -213,7 +213,7 @@ fn place(
 ) -> Result<ObjectFile, ObjectFileError> {
     let mut starts: HashMap<&[u8], Option<u64>> = HashMap::new();
     for asked in asked.chunk_by(|a, b| a.function.start == b.function.start) {
-        starts.entry(nlists.name(asked[0].function.name, MAX_NAME_BYTES)).or_insert(None);
+        starts.entry(nlists.name(asked[0].function.name, NAME_BYTES_MAX)).or_insert(None);
     }
     let data = bytes.bytes();
     let is_object = MachHeader64::<LittleEndian>::parse(data, 0)
@@ -231,7 +231,7 @@ fn place(
     let mut places: Vec<(u64, u32)> = asked
         .iter()
         .filter_map(|asked| {
-            let start = *starts.get(nlists.name(asked.function.name, MAX_NAME_BYTES))?;
+            let start = *starts.get(nlists.name(asked.function.name, NAME_BYTES_MAX))?;
             Some((start?.checked_add(asked.into)?, asked.index))
         })
         .collect();

@@ -9,14 +9,14 @@ use std::fmt::{self, Write};
 use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
 
 /// Limit on the length of a mangled name, in bytes.
-pub const MAX_MANGLED_BYTES: usize = 16 * 1024;
+pub const MANGLED_BYTES_MAX: usize = 16 * 1024;
 
 /// Limit on the length of a readable name, in bytes; longer ones remain mangled. By back references, short names
 /// can expand without bounds.
-pub const MAX_DEMANGLED_BYTES: usize = 64 * 1024;
+pub const DEMANGLED_BYTES_MAX: usize = 64 * 1024;
 
 /// Depth of nested C++ constructs.
-const MAX_DEPTH: u32 = 128;
+const DEPTH_MAX: u32 = 128;
 
 /// Demangles Swift names; `None` for unknown ones. The only complete demangler is in the Swift runtime, so these
 /// names are readable only on systems that have it.
@@ -39,8 +39,8 @@ pub fn demangle_with(name: impl AsRef<[u8]>, swift: Demangler) -> String {
         Ok(name) => name,
         Err(_) => return String::from_utf8_lossy(name.as_ref()).into_owned(),
     };
-    if is_swift(name) && name.len() <= MAX_MANGLED_BYTES {
-        let readable = swift(name).filter(|readable| readable.len() <= MAX_DEMANGLED_BYTES);
+    if is_swift(name) && name.len() <= MANGLED_BYTES_MAX {
+        let readable = swift(name).filter(|readable| readable.len() <= DEMANGLED_BYTES_MAX);
         return readable.filter(|readable| !readable.is_empty()).unwrap_or_else(|| name.to_owned());
     }
     let name = without_version(without_abi(name));
@@ -65,29 +65,29 @@ fn is_swift(name: &str) -> bool {
 }
 
 fn readable(name: &str) -> Option<String> {
-    if name.len() > MAX_MANGLED_BYTES {
+    if name.len() > MANGLED_BYTES_MAX {
         return None;
     }
     let mut out = Bounded { text: String::new() };
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         write!(out, "{rust:#}").ok()?;
     } else if name.starts_with("_Z") || name.starts_with("_GLOBAL_") {
-        let options = ParseOptions::default().recursion_limit(MAX_DEPTH);
+        let options = ParseOptions::default().recursion_limit(DEPTH_MAX);
         let cpp = BorrowedSymbol::new_with_options(name.as_bytes(), &options).ok()?;
-        let options = DemangleOptions::new().no_return_type().recursion_limit(MAX_DEPTH);
+        let options = DemangleOptions::new().no_return_type().recursion_limit(DEPTH_MAX);
         cpp.structured_demangle(&mut out, &options).ok()?;
     }
     (!out.text.is_empty()).then_some(out.text)
 }
 
-/// A string that does not grow beyond [`MAX_DEMANGLED_BYTES`].
+/// A string that does not grow beyond [`DEMANGLED_BYTES_MAX`].
 struct Bounded {
     text: String,
 }
 
 impl Write for Bounded {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        if self.text.len() + text.len() > MAX_DEMANGLED_BYTES {
+        if self.text.len() + text.len() > DEMANGLED_BYTES_MAX {
             return Err(fmt::Error);
         }
         self.text.push_str(text);
@@ -197,7 +197,7 @@ mod tests {
             match name {
                 "$sdamaged" => None,
                 "$sempty" => Some(String::new()),
-                "$slong" => Some("x".repeat(MAX_DEMANGLED_BYTES + 1)),
+                "$slong" => Some("x".repeat(DEMANGLED_BYTES_MAX + 1)),
                 name => Some(format!("<{name}>")),
             }
         }
@@ -213,7 +213,7 @@ mod tests {
         for name in ["$sdamaged", "$sempty", "$slong", "$x", "T04main", "s4main", "main", "$"] {
             check(name, name);
         }
-        let long = format!("$s{}", "a".repeat(MAX_MANGLED_BYTES));
+        let long = format!("$s{}", "a".repeat(MANGLED_BYTES_MAX));
         check(&long, &long);
         check("_ZN5space3fooEi", "space::foo(int)");
     }
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn hostile_names_remain_mangled_and_take_no_time() {
         let started = crate::cpu_time::CpuTime::start();
-        let long = format!("_ZN{}E", "1a".repeat(MAX_MANGLED_BYTES));
+        let long = format!("_ZN{}E", "1a".repeat(MANGLED_BYTES_MAX));
         check(&long, &long);
         let deep = format!("_Z1f{}i", "P".repeat(8000));
         check(&deep, &deep);

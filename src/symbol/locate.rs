@@ -22,7 +22,7 @@ use super::table::pe;
 const DEBUG_ROOT: &str = "/usr/lib/debug";
 
 /// Limit on the size of a checksummed file, in bytes: a sparse one would take hours.
-const MAX_CHECKED_BYTES: usize = 4 << 30;
+const CHECKED_BYTES_MAX: usize = 4 << 30;
 
 type Open = fn(&dyn Files, &str) -> Result<ImageBytes, OpenError>;
 
@@ -174,8 +174,8 @@ fn separate(
             // Both files have a build id, which is more reliable than the checksum: that is of the file at link
             // time, and sections may have been compressed since.
             (Some(id), Some(_)) => mismatch(debug.bytes(), id),
-            _ if debug.bytes().len() > MAX_CHECKED_BYTES => {
-                let most = MAX_CHECKED_BYTES >> 20;
+            _ if debug.bytes().len() > CHECKED_BYTES_MAX => {
+                let most = CHECKED_BYTES_MAX >> 20;
                 found.problems.push(format!("{path}: longer than {most} MiB: its checksum is not computed"));
                 continue;
             }

@@ -42,7 +42,7 @@ use dwarf::TextsShared;
 pub use error::{DebugFileError, SectionError};
 pub use options::Options;
 use runtime::JitRuntimes;
-pub use why::{MAX_TEXT_BYTES, Style, Why};
+pub use why::{Style, TEXT_BYTES_MAX, Why};
 
 /// Addresses of one image that lack a name for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Owner {
 
 /// Limit on the bytes of image files named at a time, if there are several: pages of a file stay in memory while
 /// it is open.
-const MAX_BATCH_BYTES: u64 = 512 << 20;
+const BATCH_BYTES_MAX: u64 = 512 << 20;
 
 /// Names the frames of a trie. Frame numbers are assumed to be dense, like a trie's.
 ///
@@ -172,7 +172,7 @@ pub fn symbolicate(
             let mut bytes = 0;
             let fits = rest.iter().take_while(|group| {
                 bytes += size_of(group) as u64;
-                bytes <= MAX_BATCH_BYTES
+                bytes <= BATCH_BYTES_MAX
             });
             let (batch, after) = rest.split_at(fits.count().max(1));
             rest = after;

@@ -14,7 +14,7 @@ use std::ops::Range;
 use hashbrown::HashMap;
 
 use super::sections::{self, Section};
-use super::table::MAX_NAME_BYTES;
+use super::table::NAME_BYTES_MAX;
 use crate::binary::elf::Elf;
 use crate::binary::object::name_at;
 use crate::images::Image;
@@ -38,7 +38,7 @@ pub struct Stubs<'a> {
 pub(super) fn ranges(image: &Image) -> Vec<Range<u64>> {
     let Ok(bytes) = &image.bytes else { return Vec::new() };
     let sections = sections::all(bytes.bytes()).unwrap_or_default();
-    let plts = sections.iter().filter(|section| is_plt(section)).take(MAX_SECTIONS);
+    let plts = sections.iter().filter(|section| is_plt(section)).take(SECTIONS_MAX);
     plts.map(|section| section.svma..section.svma.saturating_add(section.size)).collect()
 }
 
@@ -50,7 +50,7 @@ fn is_plt(section: &Section<'_>) -> bool {
 type Symbol = (u8, u32);
 
 /// Limit on stub sections; linkers create up to three.
-const MAX_SECTIONS: usize = 16;
+const SECTIONS_MAX: usize = 16;
 const X86_64: u16 = 62;
 const AARCH64: u16 = 183;
 const I386: u16 = 3;
@@ -68,7 +68,7 @@ impl<'a> Stubs<'a> {
     pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
         let sections = sections::all(data).ok()?;
         let plts = sections.iter().filter(|section| is_plt(section));
-        let plts: Vec<Section<'a>> = plts.take(MAX_SECTIONS).cloned().collect();
+        let plts: Vec<Section<'a>> = plts.take(SECTIONS_MAX).cloned().collect();
         if !addresses.any(|address| plts.iter().any(|section| section.holds(address))) {
             return None;
         }
@@ -128,7 +128,7 @@ impl<'a> Stubs<'a> {
         let bytes = if self.machine == I386 { NARROW_SYMBOL_BYTES } else { ENTRY_BYTES };
         let symbol = symbols.chunks_exact(bytes).nth(index as usize)?;
         let name = u32::from_le_bytes(*symbol.first_chunk()?);
-        Some(name_at(strings, name, MAX_NAME_BYTES)).filter(|name| !name.is_empty())
+        Some(name_at(strings, name, NAME_BYTES_MAX)).filter(|name| !name.is_empty())
     }
 
     fn i386(&self, section: &Section<'a>, into: usize) -> Option<Symbol> {

@@ -16,13 +16,13 @@ use object::read::pe::{ImageNtHeaders, ImageOptionalHeader};
 use super::error::SectionError;
 use super::relocate::Relocations;
 use crate::binary::FormatError;
-use crate::binary::elf::{Class, MAX_SECTION_NAME_BYTES, class, section_names};
+use crate::binary::elf::{Class, SECTION_NAME_BYTES_MAX, class, section_names};
 use crate::binary::object::{Format, name_at};
 use crate::binary::pe::{self, Pe};
 use crate::binary::unpack::{self, Packing};
 
 /// Limit on sections of a file; object files of `-ffunction-sections` have the most.
-pub const MAX_SECTIONS: usize = 1 << 18;
+pub const SECTIONS_MAX: usize = 1 << 18;
 
 /// A section of a file.
 #[derive(Clone, Debug)]
@@ -122,9 +122,9 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
     let endian = header.endian()?;
     let headers = header.section_headers(endian, data)?;
     let names = section_names(header, data, headers);
-    let mut out = Vec::with_capacity(headers.len().min(MAX_SECTIONS));
-    for section in headers.iter().take(MAX_SECTIONS) {
-        let name = name_at(names, section.sh_name(endian), MAX_SECTION_NAME_BYTES);
+    let mut out = Vec::with_capacity(headers.len().min(SECTIONS_MAX));
+    for section in headers.iter().take(SECTIONS_MAX) {
+        let name = name_at(names, section.sh_name(endian), SECTION_NAME_BYTES_MAX);
         let mut found = Section {
             name: String::from_utf8_lossy(name),
             bytes: section.data(endian, data).unwrap_or_default(),
@@ -170,7 +170,7 @@ fn of_macho(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {
     let mut out = Vec::new();
     while let Some(command) = commands.next()? {
         let Some((segment, body)) = command.segment_64()? else { continue };
-        for section in segment.sections(endian, body)?.iter().take(MAX_SECTIONS - out.len()) {
+        for section in segment.sections(endian, body)?.iter().take(SECTIONS_MAX - out.len()) {
             let name = String::from_utf8_lossy(section.name());
             let name = match name.strip_prefix("__debug_") {
                 Some(rest) => Cow::Owned(format!(".debug_{rest}")),
@@ -209,7 +209,7 @@ fn of_pe<H: ImageNtHeaders>(data: &[u8]) -> object::read::Result<Vec<Section<'_>
         let name = section.name(symbols.strings()).unwrap_or_default();
         Section {
             name: Cow::Owned(
-                String::from_utf8_lossy(&name[..name.len().min(MAX_SECTION_NAME_BYTES)]).into_owned(),
+                String::from_utf8_lossy(&name[..name.len().min(SECTION_NAME_BYTES_MAX)]).into_owned(),
             ),
             bytes: section.pe_data(data).unwrap_or_default(),
             svma: base.wrapping_add(section.virtual_address.get(LittleEndian).into()),
@@ -223,5 +223,5 @@ fn of_pe<H: ImageNtHeaders>(data: &[u8]) -> object::read::Result<Vec<Section<'_>
             relocations: Relocations::default(),
         }
     };
-    Ok(table.iter().take(MAX_SECTIONS).map(section).collect())
+    Ok(table.iter().take(SECTIONS_MAX).map(section).collect())
 }

@@ -11,7 +11,7 @@ use object::macho::{INDIRECT_SYMBOL_ABS, INDIRECT_SYMBOL_LOCAL, S_SYMBOL_STUBS};
 
 use super::nlist::Nlists;
 use super::sections::{self, Section};
-use super::table::MAX_NAME_BYTES;
+use super::table::NAME_BYTES_MAX;
 
 /// The stubs of a file.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl<'a> Stubs<'a> {
             return None;
         }
         let symbol = self.nlists.symbols.get(index.0 as usize)?;
-        let name = self.nlists.name(symbol.n_strx.get(LittleEndian), MAX_NAME_BYTES);
+        let name = self.nlists.name(symbol.n_strx.get(LittleEndian), NAME_BYTES_MAX);
         let name = name.strip_prefix(b"_").unwrap_or(name);
         (!name.is_empty()).then_some(name)
     }

@@ -22,14 +22,14 @@ use crate::binary::object::{Format, name_at, part};
 
 /// Limit on symbols around one address that are searched for one that covers it. Functions do not nest; labels in
 /// hand-written assembly do, two or three deep.
-pub const MAX_NESTING: usize = 1024;
+pub const NESTING_MAX: usize = 1024;
 
 /// Limit on the length of a symbol name in bytes; longer ones are truncated. The longest in large template-heavy
 /// programs are some ten thousand bytes.
-pub const MAX_NAME_BYTES: usize = 64 * 1024;
+pub const NAME_BYTES_MAX: usize = 64 * 1024;
 
 /// Bytes compared of two names for the same address.
-const MAX_COMPARED_BYTES: usize = 1024;
+const COMPARED_BYTES_MAX: usize = 1024;
 
 /// Maximum memory of a table of an ELF file, per byte of the file: 24 bytes for a symbol of at least 16, like in
 /// the symbol table of a Mach-O file. Its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
@@ -62,7 +62,7 @@ const _: () = assert!(size_of::<Entry>() == 24);
 /// A function symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol<'a> {
-    /// Mangled name in the file, without Mach-O's leading underscore; not empty, at most [`MAX_NAME_BYTES`].
+    /// Mangled name in the file, without Mach-O's leading underscore; not empty, at most [`NAME_BYTES_MAX`].
     /// Borrowed if it is contiguous in the file.
     pub name: Cow<'a, [u8]>,
     /// First address.
@@ -148,7 +148,7 @@ impl SymbolTable {
     /// [`Why::NotCovered`] if the address is between symbols.
     pub fn lookup(&self, svma: Svma) -> Result<Symbol<'_>, Why> {
         let mut index = self.entries.partition_point(|entry| entry.start <= svma.0).wrapping_sub(1);
-        for _ in 0..MAX_NESTING {
+        for _ in 0..NESTING_MAX {
             let Some(entry) = self.entries.get(index) else { break };
             if svma.0 < entry.end
                 && let Some(symbol) = self.symbol(entry)
@@ -190,7 +190,7 @@ impl SymbolTable {
     }
 
     fn symbol(&self, entry: &Entry) -> Option<Symbol<'_>> {
-        let name = self.names.name(entry.name, MAX_NAME_BYTES);
+        let name = self.names.name(entry.name, NAME_BYTES_MAX);
         let (start, end, open_ended) = (Svma(entry.start), Svma(entry.end), entry.link & OPEN_ENDED != 0);
         (!name.is_empty()).then_some(Symbol { name, start, end, open_ended })
     }

@@ -319,7 +319,7 @@ fn the_memory_for_names_is_bounded() {
     let shared = TextsShared::new(Style::Readable, |_| None);
     let mut texts = dwarf::Texts::new(&shared);
     let name = texts.plain("main").unwrap();
-    let half = "x".repeat(MAX_TEXT_BYTES / 2);
+    let half = "x".repeat(TEXT_BYTES_MAX / 2);
     assert!(texts.plain(&half).is_some());
     assert_eq!(dwarf::Texts::new(&shared).plain(&half), None, "all threads together");
     assert!(Arc::ptr_eq(&texts.plain("main").unwrap(), &name), "costs nothing");

@@ -6,7 +6,7 @@ use crate::binary::FormatError;
 
 /// Limit on the text of distinct names, in bytes. Real programs are far below; in a malicious file names may
 /// overlap, each 64 KiB long.
-pub const MAX_TEXT_BYTES: usize = 128 * 1024 * 1024;
+pub const TEXT_BYTES_MAX: usize = 128 * 1024 * 1024;
 
 /// The reason why an address has no name. Not finding a symbol is a result, not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ pub enum Why {
     NoSymbols,
     /// The address is between the symbols of its file.
     NotCovered,
-    /// [`MAX_TEXT_BYTES`] was reached.
+    /// [`TEXT_BYTES_MAX`] was reached.
     TooMuchText,
 }
 

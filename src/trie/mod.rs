@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 
 pub use children::Children;
 use fingerprint::Fingerprint;
-pub use limits::{FrameWords, Full, MAX_FRAMES, MAX_NODES};
+pub use limits::{FRAMES_MAX, FrameWords, Full, NODES_MAX};
 use tables::{FrameTable, LeafTable, NONE, NodeTable};
 
 /// A node of the trie. `NodeId(0)` is the top, the parent of every root.
@@ -82,20 +82,20 @@ pub struct Trie<K> {
 }
 
 impl<K: Key> Trie<K> {
-    /// An empty trie with the limits [`MAX_NODES`] and [`MAX_FRAMES`].
+    /// An empty trie with the limits [`NODES_MAX`] and [`FRAMES_MAX`].
     #[must_use]
     pub fn new() -> Trie<K> {
-        Trie::with_limits(MAX_NODES, MAX_FRAMES)
+        Trie::with_limits(NODES_MAX, FRAMES_MAX)
     }
 
-    /// An empty trie with lower limits; limits above [`MAX_NODES`] and [`MAX_FRAMES`] are clamped. The top is a
+    /// An empty trie with lower limits; limits above [`NODES_MAX`] and [`FRAMES_MAX`] are clamped. The top is a
     /// node and always fits.
     #[must_use]
     pub fn with_limits(nodes_max: usize, frames_max: usize) -> Trie<K> {
         Trie {
             leaves: LeafTable::default(),
-            nodes: NodeTable::new(nodes_max.min(MAX_NODES)),
-            frames: FrameTable::new(frames_max.min(MAX_FRAMES)),
+            nodes: NodeTable::new(nodes_max.min(NODES_MAX)),
+            frames: FrameTable::new(frames_max.min(FRAMES_MAX)),
             last_new: LastNew::default(),
             total: 0,
             distinct_stacks: 0,

@@ -252,7 +252,7 @@ fn a_full_node_table_refuses_new_stacks_only() {
     trie.insert((0, 0), &[2, 1], 1).expect("known by its whole stack");
     trie.insert((0, 0), &[1], 1).expect("known as a prefix");
     assert_eq!((trie.total(), trie.distinct_stacks(), trie.node_count()), (3, 2, 4));
-    assert!(Full::Nodes.to_string().contains("MAX_NODES"));
+    assert!(Full::Nodes.to_string().contains("NODES_MAX"));
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn a_full_frame_table_refuses_new_frames_only() {
     assert_eq!((trie.node_count(), trie.frame_count()), (4, 3));
     trie.insert((0, 0), &[1, 1, 2], 1).expect("a new stack of known frames");
     assert_eq!((trie.total(), trie.distinct_stacks()), (2, 2));
-    assert!(Full::Frames.to_string().contains("MAX_FRAMES"));
+    assert!(Full::Frames.to_string().contains("FRAMES_MAX"));
 }
 
 #[test]

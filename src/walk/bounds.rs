@@ -7,7 +7,7 @@ use super::words::Word;
 use crate::addr::Avma;
 
 /// The copy never exceeds this: the default stack limit of Linux and macOS main threads.
-pub const MAX_STACK_BYTES: u64 = 8 << 20;
+pub const STACK_BYTES_MAX: u64 = 8 << 20;
 
 /// The reason why a step failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,14 +58,14 @@ pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
 pub(super) fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
     let base = input.stack.base;
     at >= base
-        && at - base < MAX_STACK_BYTES
+        && at - base < STACK_BYTES_MAX
         && input.stack_limit.is_none_or(|limit| at < limit)
         && input.stack_top.is_none_or(|top| base > top || at < top)
 }
 
 /// Whether a frame with this stack pointer is known to be on the thread's initial stack.
 pub(super) fn is_on_own_stack(sp: Avma, input: &Input<'_>) -> bool {
-    input.stack_top.is_some_and(|top| sp <= top && top - sp <= MAX_STACK_BYTES)
+    input.stack_top.is_some_and(|top| sp <= top && top - sp <= STACK_BYTES_MAX)
 }
 
 /// Whether a frame with this stack pointer is on another stack than the copied one: below it, or above it by more

@@ -37,7 +37,7 @@ mod words;
 mod x86;
 mod x86_64;
 
-pub use bounds::MAX_STACK_BYTES;
+pub use bounds::STACK_BYTES_MAX;
 pub use code::{Code, CodeTraits, FilePlace, NeedsBytes};
 pub use frames::{Frames, Method, UnwindMethod};
 pub use glance::{GLANCE_BYTES, Glance};

@@ -6,7 +6,7 @@
 //! by *where* it ended, within [`START_CODE_BYTES`] of the thread's initial stack pointer, and by the target of
 //! its last return address: the code that ends a program or a thread.
 
-use super::bounds::MAX_STACK_BYTES;
+use super::bounds::STACK_BYTES_MAX;
 use super::processor::Processor;
 use super::{Code, Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};
@@ -46,7 +46,7 @@ impl Chain {
             // In the thread's first function, which has no caller: its stack does not even have a return address.
             (top, None) => top == Some(self.above),
             // On the thread's own stack, position and the code returned to decide.
-            (Some(top), Some(outermost)) if self.reached <= top && top - self.above <= MAX_STACK_BYTES => {
+            (Some(top), Some(outermost)) if self.reached <= top && top - self.above <= STACK_BYTES_MAX => {
                 top - self.reached <= START_CODE_BYTES
                     && input.code.code(outermost).is_none_or(|code| P::is_start_code(code))
             }
@@ -68,7 +68,7 @@ impl Chain {
     #[must_use]
     pub(super) fn place_decides(&self, input: &Input<'_>) -> bool {
         let on_own_stack =
-            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= MAX_STACK_BYTES);
+            input.stack_top.is_some_and(|top| self.reached <= top && top - self.above <= STACK_BYTES_MAX);
         let begins_threads = |at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()).is_some();
         let is_known = |at| input.code.code(at).is_some();
         input.fp_always

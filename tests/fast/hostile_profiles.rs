@@ -488,9 +488,9 @@ fn the_ratio_is_checked_while_unpacking() {
     let large = "larger than 96 MiB and more than 32 times larger";
     for (text, most_mib, what) in [
         // A higher ratio than of any real file: refused at the beginning.
-        ("a;b;c 1\nb;c;d 1\n".repeat(1 << 17), 32, "more than 500 times larger (MAX_RATIO)"),
-        ("a 1\n".repeat(1 << 20), 32, "more than 500 times larger (MAX_RATIO)"),
-        ("\n".repeat(1 << 22), 32, "more than 500 times larger (MAX_RATIO)"),
+        ("a;b;c 1\nb;c;d 1\n".repeat(1 << 17), 32, "more than 500 times larger (RATIO_MAX)"),
+        ("a 1\n".repeat(1 << 20), 32, "more than 500 times larger (RATIO_MAX)"),
+        ("\n".repeat(1 << 22), 32, "more than 500 times larger (RATIO_MAX)"),
         // A lower ratio, but the whole is more than allowed for a file of this length.
         ("work 1/1 [000] 1.1: 1 cycles:\n\n".repeat(1 << 17), 96, large),
         (mixed(3 << 20), 96, large),
@@ -525,7 +525,7 @@ fn decompression_bombs_are_not_unpacked() {
         lines.write_all(text.as_bytes()).unwrap();
     }
     let error = parse(&lines.finish().unwrap()).unwrap_err();
-    assert!(error.contains("more than 500 times larger (MAX_RATIO)"), "{error}");
+    assert!(error.contains("more than 500 times larger (RATIO_MAX)"), "{error}");
     assert_eq!(
         parse(&packed(&packed(FOLDED.as_bytes()))).unwrap_err(),
         "a.file: it is packed twice; unpack it once"

@@ -280,7 +280,7 @@ fn short_times_and_other_units_round_trip_through_every_format() {
 
 #[test]
 fn the_deepest_stack_round_trips_through_every_format() {
-    let deepest = format!("p;io (7);[incomplete]{} 1\n", ";f".repeat(stackprof::profile::MAX_DEPTH));
+    let deepest = format!("p;io (7);[incomplete]{} 1\n", ";f".repeat(stackprof::profile::DEPTH_MAX));
     let saved = parsed(deepest.as_bytes());
     for writer in [as_pprof as Writer, as_speedscope, as_firefox, as_otlp] {
         assert_eq!(as_folded(&parsed(&writer(&saved))), deepest);

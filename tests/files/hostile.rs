@@ -13,14 +13,14 @@ use std::process::Command;
 
 use stackprof::addr::{Avma, LookupAvma, Svma};
 use stackprof::binary::elf::same_file;
-use stackprof::binary::macho::{MAX_SEGMENTS, fat, function_starts};
+use stackprof::binary::macho::{SEGMENTS_MAX, fat, function_starts};
 use stackprof::binary::object::Object;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
-use stackprof::images::{Images, MAX_SPACES};
+use stackprof::images::{Images, SPACES_MAX};
 use stackprof::recording::{Frame, Root};
-use stackprof::symbol::demangle::{MAX_DEMANGLED_BYTES, demangle};
+use stackprof::symbol::demangle::{DEMANGLED_BYTES_MAX, demangle};
 use stackprof::symbol::table::macho::TRIE_MEMORY_FACTOR;
-use stackprof::symbol::table::{MAX_NAME_BYTES, MEMORY_FACTOR, PE_MEMORY_FACTOR, SymbolTable};
+use stackprof::symbol::table::{MEMORY_FACTOR, NAME_BYTES_MAX, PE_MEMORY_FACTOR, SymbolTable};
 use stackprof::symbol::{Options, symbolicate};
 use stackprof::trie::FrameId;
 
@@ -143,7 +143,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
             let _ = macho.linkedit_svma(number);
         }
         let starts = function_starts(bytes.bytes(), macho.text.start).map(|start| start.0);
-        assert!(starts.is_sorted() && macho.segments.len() <= MAX_SEGMENTS);
+        assert!(starts.is_sorted() && macho.segments.len() <= SEGMENTS_MAX);
     }
     if let Ok(Object::Pe(_)) = &object {
         memory_max = length as f64 * PE_MEMORY_FACTOR;
@@ -164,7 +164,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
         for &svma in &svmas {
             if let Ok(symbol) = table.lookup(Svma(svma)) {
                 assert!(symbol.start.0 <= svma && svma < symbol.end.0 && !symbol.name.is_empty());
-                assert!(symbol.name.len() <= MAX_NAME_BYTES);
+                assert!(symbol.name.len() <= NAME_BYTES_MAX);
             }
         }
     }
@@ -176,7 +176,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
             images.begin_space(0);
         }
     }
-    assert!(images.spaces_full() || (images.of(0).space() as usize) < MAX_SPACES);
+    assert!(images.spaces_full() || (images.of(0).space() as usize) < SPACES_MAX);
     let mut frames = vec![Frame::Root(Root { group: 0, complete: true, fiber: false, waiting: false })];
     for svma in svmas {
         let avma = Avma(svma.wrapping_add(BASE));
@@ -429,13 +429,13 @@ fn unterminated_names_are_bounded() {
     let started = CpuTime::start();
     let one_address = overlapping_names(20_000, 0);
     let table = SymbolTable::parse(&ImageBytes::new(one_address)).unwrap();
-    assert_eq!(table.lookup(Svma(0x1000)).unwrap().name.len(), MAX_NAME_BYTES);
+    assert_eq!(table.lookup(Svma(0x1000)).unwrap().name.len(), NAME_BYTES_MAX);
     exercise(overlapping_names(5_000, 16), b"", &mut Rng::new(1));
     for apart in [0, 4] {
         let file = build::File { trie: endless_prefix(apart), text_size: 0x10_0000, ..Default::default() };
         let table = SymbolTable::parse(&ImageBytes::new(file.build())).unwrap();
         assert_eq!(table.len() as u64, 1 + 1023 * apart / 4);
-        assert!(table.symbols().all(|symbol| symbol.name.len() == MAX_NAME_BYTES));
+        assert!(table.symbols().all(|symbol| symbol.name.len() == NAME_BYTES_MAX));
         exercise(file.build(), b"", &mut Rng::new(1));
     }
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());
@@ -446,7 +446,7 @@ fn endless_prefix(apart: u64) -> Vec<u8> {
     let padded = |number: u64| {
         (0..4).map(move |index| (number >> (7 * index)) as u8 & 0x7f | if index < 3 { 0x80 } else { 0 })
     };
-    let prefix = MAX_NAME_BYTES - 2;
+    let prefix = NAME_BYTES_MAX - 2;
     let mut trie = vec![0, 1];
     trie.extend(vec![b'n'; prefix]);
     let (first, node, leaf) = (prefix as u64 + 7, 2 + 128 * 6, 8);
@@ -476,7 +476,7 @@ fn overlapping_names(count: usize, apart: u64) -> Vec<u8> {
     let (symbols, sections) = (64usize, 64 + 24 * (count + 1));
     let strings = sections + 64 * 4;
     let mut file = vec![0u8; strings];
-    file.resize(strings + 2 * MAX_NAME_BYTES + count, b'n');
+    file.resize(strings + 2 * NAME_BYTES_MAX + count, b'n');
     let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, b"\x7fELF\x02\x01\x01");
     put(40, &(sections as u64).to_le_bytes());
@@ -492,7 +492,7 @@ fn overlapping_names(count: usize, apart: u64) -> Vec<u8> {
     let headers = [
         (1u32, 6u64, 0x1000u64, 0usize, 1 << 32, 0u32),
         (2, 0, 0, symbols, 24 * (count + 1), 3),
-        (3, 0, 0, strings, 2 * MAX_NAME_BYTES + count, 0),
+        (3, 0, 0, strings, 2 * NAME_BYTES_MAX + count, 0),
     ];
     for (index, (kind, flags, address, offset, size, link)) in headers.into_iter().enumerate() {
         let at = sections + 64 * (index + 1);
@@ -547,6 +547,6 @@ fn arbitrary_mangled_names_are_harmless() {
             let at = random.below(name.len().max(1)).min(name.len());
             name.insert(at, (random.below(95) + 32) as u8 as char);
         }
-        assert!(demangle(name.as_bytes()).len() <= MAX_DEMANGLED_BYTES + 4096, "{name}");
+        assert!(demangle(name.as_bytes()).len() <= DEMANGLED_BYTES_MAX + 4096, "{name}");
     });
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
-use stackprof::binary::unpack::{self, MAX_RATIO, MAX_XZ_DICTIONARY};
+use stackprof::binary::unpack::{self, RATIO_MAX, XZ_DICTIONARY_MAX};
 use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::symbol::sections::{self, Section};
 use stackprof::symbol::{Options, Style, jit, jitdump, name_addresses};
@@ -140,7 +140,7 @@ fn mutate(test: &'static str, rounds: u64, dir: &tempfile::TempDir, bytes: Vec<u
     let found = exercise(&bytes, &files, &addresses);
     assert!(found.iter().any(|chain| chain.ends_with(&["twice".to_owned(), "add".to_owned()])), "{found:?}");
     let places = places(&bytes, |section| section.name.starts_with(".debug"));
-    let factor = MEMORY_FACTOR + if packed { MAX_RATIO as usize } else { 0 };
+    let factor = MEMORY_FACTOR + if packed { RATIO_MAX as usize } else { 0 };
     for_each_seed(test, rounds, bytes.len() * factor, |random| {
         let mut damaged = bytes.clone();
         damage(&mut damaged, &places, random);
@@ -199,7 +199,7 @@ fn damaged_symbols_in_xz() {
     let found = exercise(&stripped, &InMemory::default(), &addresses);
     assert!(found.contains(&vec!["sum".to_owned()]), "{found:?}");
     let places = places(&stripped, |section| section.name == ".gnu_debugdata");
-    let allowed = stripped.len() * MAX_RATIO as usize + MAX_XZ_DICTIONARY;
+    let allowed = stripped.len() * RATIO_MAX as usize + XZ_DICTIONARY_MAX;
     for_each_seed("damaged_symbols_in_xz", 300, allowed, |random| {
         let mut damaged = stripped.clone();
         damage(&mut damaged, &places, random);
@@ -211,7 +211,7 @@ fn damaged_symbols_in_xz() {
     let bomb = std::fs::read(dir.path().join("zeros.xz")).unwrap();
     let used = memory::peak_of(|| assert!(unpack::xz(&bomb).is_err()));
     assert!(
-        used < bomb.len() * MAX_RATIO as usize * 3 + MEMORY_LEAST + MAX_XZ_DICTIONARY,
+        used < bomb.len() * RATIO_MAX as usize * 3 + MEMORY_LEAST + XZ_DICTIONARY_MAX,
         "{used} of {}",
         bomb.len()
     );

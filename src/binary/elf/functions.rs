@@ -19,7 +19,7 @@ use crate::binary::gopclntab::GoFunctions;
 /// Sections that are one function, assembled by the linker from pieces without symbols.
 const WHOLE: [&[u8]; 2] = [b".init", b".fini"];
 /// Limit on bytes read of a symbol's name.
-const MAX_NAME_BYTES: usize = 1024;
+const NAME_BYTES_MAX: usize = 1024;
 
 /// The ranges of an ELF file's functions, sorted by start, then by descending end.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,7 @@ impl Name {
             Name::OfEntry => true,
             Name::At(offset) => {
                 let name = file.get(offset as usize..).unwrap_or_default();
-                let name = &name[..name.len().min(MAX_NAME_BYTES)];
+                let name = &name[..name.len().min(NAME_BYTES_MAX)];
                 !is_part(name.split(|byte| *byte == 0).next().unwrap_or_default())
             }
             Name::Unknown => false,
@@ -169,7 +169,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
 /// versions `name.cold.7` (gcc/final.cc, `cold_function_name`). LLVM's outlined functions, which are called, have
 /// names like `name.cold.1`; these are not distinguished.
 fn is_part(name: &[u8]) -> bool {
-    let name = &name[..name.len().min(MAX_NAME_BYTES)];
+    let name = &name[..name.len().min(NAME_BYTES_MAX)];
     let without_number = {
         let digits = name.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
         let rest = &name[..name.len() - digits];
@@ -220,7 +220,7 @@ mod tests {
         let name = |name: Name, file| name.is_of_entry(file);
         assert!(name(Name::At(1), NAMES) && !name(Name::At(3), NAMES));
         assert!(name(Name::OfEntry, b"") && !name(Name::Unknown, NAMES));
-        let long = [&[b'f'; 2 * MAX_NAME_BYTES][..], b".cold"].concat();
+        let long = [&[b'f'; 2 * NAME_BYTES_MAX][..], b".cold"].concat();
         assert!(name(Name::At(0), &long), "as far as names are read");
     }
 

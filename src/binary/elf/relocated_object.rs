@@ -13,7 +13,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader64, Rela64, SectionHeader64, Sym64};
 use object::read::elf::{FileHeader, SectionHeader, Sym};
 
-use super::{MAX_SECTION_NAME_BYTES, MAX_SEGMENTS, section_names};
+use super::{SECTION_NAME_BYTES_MAX, SEGMENTS_MAX, section_names};
 use crate::addr::Avma;
 use crate::binary::object::name_at;
 
@@ -35,7 +35,7 @@ const ST_VALUE_AT: usize = 8;
 pub struct RelocatedObject {
     /// The file. The offset of a code byte is its address, since the file does not contain the code.
     pub bytes: Vec<u8>,
-    /// Address ranges of the code; at most [`MAX_SEGMENTS`], none empty.
+    /// Address ranges of the code; at most [`SEGMENTS_MAX`], none empty.
     pub code: Vec<Range<Avma>>,
 }
 
@@ -125,7 +125,7 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
         machine: header.e_machine(endian),
         is_relocatable: header.e_type(endian) == elf::ET_REL,
     };
-    let code: Vec<_> = sections.iter().filter_map(code_of).take(MAX_SEGMENTS).collect();
+    let code: Vec<_> = sections.iter().filter_map(code_of).take(SEGMENTS_MAX).collect();
     if code.is_empty() {
         return None;
     }
@@ -172,7 +172,7 @@ fn code_of(section: &Section) -> Option<Range<Avma>> {
 
 impl Object<'_> {
     fn name_of(&self, section: &Section) -> &[u8] {
-        name_at(self.names, section.sh_name(LittleEndian), MAX_SECTION_NAME_BYTES)
+        name_at(self.names, section.sh_name(LittleEndian), SECTION_NAME_BYTES_MAX)
     }
 
     /// The symbols of a table, and the file offset of the first.

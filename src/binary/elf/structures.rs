@@ -8,9 +8,9 @@ use object::read::elf::ElfFile32;
 use object::{Object, ObjectSection};
 
 /// Limit on entries of debug information read: about one second.
-const MAX_ENTRIES: usize = 8 << 20;
+const ENTRIES_MAX: usize = 8 << 20;
 /// Limit on members of one structure.
-const MAX_MEMBERS: usize = 256;
+const MEMBERS_MAX: usize = 256;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
@@ -65,7 +65,7 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
         Ok(EndianSlice::new(data, LittleEndian))
     };
     let dwarf = Dwarf::load(load).ok()?;
-    let mut left = MAX_ENTRIES;
+    let mut left = ENTRIES_MAX;
     let mut headers = dwarf.units();
     while let Some(header) = headers.next().ok()? {
         let Ok(unit) = dwarf.unit(header) else { continue };
@@ -95,7 +95,7 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
                 }
                 (gimli::DW_TAG_member, Some((index, depth))) if entry.depth() == depth + 1 => {
                     let Some(structure) = &mut found[index] else { continue };
-                    let Some(name) = name().filter(|_| structure.members.len() < MAX_MEMBERS) else {
+                    let Some(name) = name().filter(|_| structure.members.len() < MEMBERS_MAX) else {
                         continue;
                     };
                     let count = match entry.attr_value(gimli::DW_AT_type) {

@@ -8,7 +8,7 @@
 use crate::leb128::take_unsigned;
 
 /// Limit on edges from the root to a name: each consumes a letter of it, except in malformed tries.
-const MAX_EDGES: usize = 1024;
+const EDGES_MAX: usize = 1024;
 /// Flags of re-exports and resolvers, which have no address in this image.
 const NOT_HERE: u64 = 0x08 | 0x10;
 
@@ -17,7 +17,7 @@ const NOT_HERE: u64 = 0x08 | 0x10;
 #[must_use]
 pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
     let (mut at, mut rest) = (0, name);
-    for _ in 0..MAX_EDGES {
+    for _ in 0..EDGES_MAX {
         let mut node = trie.get(at..)?;
         let terminal_bytes = usize::try_from(take_unsigned(&mut node)?).ok()?;
         let (mut terminal, children) = node.split_at_checked(terminal_bytes)?;

@@ -17,7 +17,7 @@ use crate::binary::{FormatError, ImageBytes};
 
 /// Limit on images in one file. Java class files begin with the same magic number, followed by a version of at
 /// least 45 in place of this count.
-pub const MAX_IMAGES: u32 = 32;
+pub const IMAGES_MAX: u32 = 32;
 
 /// The identity of the wanted image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
 pub(crate) fn is_fat(bytes: &[u8]) -> bool {
     match bytes {
         [0xca, 0xfe, 0xba, 0xbe | 0xbf, count @ ..] => {
-            count.first_chunk().is_some_and(|count| u32::from_be_bytes(*count) <= MAX_IMAGES)
+            count.first_chunk().is_some_and(|count| u32::from_be_bytes(*count) <= IMAGES_MAX)
         }
         _ => false,
     }

@@ -17,9 +17,9 @@ use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRE
 /// Size of an entry: start, end, and address of the unwind information.
 const ENTRY_BYTES: usize = 12;
 /// Limit on pieces of one function that are joined.
-const MAX_PIECES: usize = 256;
+const PIECES_MAX: usize = 256;
 /// Limit on entries from a piece to its function. Compilers emit one or two.
-pub(super) const MAX_CHAINED: usize = 32;
+pub(super) const CHAINED_MAX: usize = 32;
 /// Flag of an entry with the address of another entry in place of unwind information.
 const INDIRECT: u32 = 1;
 
@@ -72,7 +72,7 @@ impl<'a> Functions<'a> {
         let piece = self.get(last)?;
         let begin = self.first_piece(piece)?.begin;
         let mut start = piece;
-        for index in (0..last).rev().take(MAX_PIECES) {
+        for index in (0..last).rev().take(PIECES_MAX) {
             if start.begin == begin {
                 break;
             }
@@ -105,7 +105,7 @@ impl<'a> Functions<'a> {
             infos.push(info);
             match next {
                 None => return Some(infos),
-                Some(_) if infos.len() >= MAX_CHAINED => return None,
+                Some(_) if infos.len() >= CHAINED_MAX => return None,
                 Some(next) => at = self.direct(next)?,
             }
         }
@@ -148,7 +148,7 @@ impl<'a> Functions<'a> {
     /// The entry of the function that a piece belongs to.
     fn first_piece(&self, piece: Entry) -> Option<Entry> {
         let mut at = self.direct(piece)?;
-        for _ in 0..MAX_CHAINED {
+        for _ in 0..CHAINED_MAX {
             match UnwindInfo::read(self.pe.bytes_at(self.bytes, at.info)?)?.chained {
                 None => return Some(at),
                 Some(next) => at = self.direct(next)?,

@@ -10,7 +10,7 @@ use super::condition::Filter;
 use crate::profile::full::Full;
 use crate::profile::root_names::thread_name;
 use crate::profile::saved::{Line, SavedProfile};
-use crate::profile::texts::{MAX_TEXT_BYTES, TextId};
+use crate::profile::texts::{TEXT_BYTES_MAX, TextId};
 use crate::profile::{INCOMPLETE, shown};
 
 /// Results of the conditions for a name.
@@ -63,7 +63,7 @@ pub(super) struct Judge<'j, 'f> {
 impl<'j, 'f> Judge<'j, 'f> {
     pub(super) fn new(saved: &'j SavedProfile, filter: &'j Filter<'f>, lines: bool) -> Judge<'j, 'f> {
         let texts = vec![None; saved.texts().count()];
-        Judge { saved, filter, lines, texts, with_lines: HashMap::new(), left: MAX_TEXT_BYTES }
+        Judge { saved, filter, lines, texts, with_lines: HashMap::new(), left: TEXT_BYTES_MAX }
     }
 
     /// Results by frame.
@@ -146,7 +146,7 @@ impl<'j, 'f> Judge<'j, 'f> {
     /// Results for a name that is not a text of the profile.
     fn made(&mut self, name: &str) -> Result<Matched, Full> {
         let left = self.left.checked_sub(name.len());
-        self.left = left.ok_or(Full { what: "bytes of names", limit: MAX_TEXT_BYTES })?;
+        self.left = left.ok_or(Full { what: "bytes of names", limit: TEXT_BYTES_MAX })?;
         Ok(self.name(name))
     }
 

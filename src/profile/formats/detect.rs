@@ -2,7 +2,7 @@
 //!
 //! The content determines the format; the file name is for messages only. Input: bytes, hostile. Output:
 //! [`SavedProfile`], or one line with the file and the position. All memory is bounded: packed files by
-//! [`MAX_RATIO`] and [`MAX_SMALL_BYTES`], formats by their own limits.
+//! [`RATIO_MAX`] and [`SMALL_BYTES_MAX`], formats by their own limits.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -22,22 +22,22 @@ use crate::error::{Error, ErrorKind, Result, cannot_read};
 use crate::profile::saved::SavedProfile;
 
 /// Most bytes of a pprof or OTLP file, unpacked: the whole file is read into memory.
-pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
+pub const UNPACKED_BYTES_MAX: u64 = 1 << 30;
 /// Most bytes of a JSON file, which is read into memory as a whole: short texts and numbers take up to ten
 /// times their text in memory, so that this is 2.5 GiB in addition to the resulting profile.
-pub const MAX_JSON_BYTES: u64 = 256 << 20;
+pub const JSON_BYTES_MAX: u64 = 256 << 20;
 
 /// Highest unpacking ratio. Stacks as text are repetitive: real files reach 100; the maximum of deflate is
 /// 1032. Relative to the bytes read so far, not to the length of the file, so that a file that unpacks to
 /// more is refused at its beginning.
-pub const MAX_RATIO: u64 = 500;
+pub const RATIO_MAX: u64 = 500;
 /// Up to this unpacked size any ratio is accepted.
 const RATIO_FREE_BYTES: u64 = 32 << 20;
-/// Most unpacked bytes of a small packed file; one of more than 1/[`MAX_LARGE_RATIO`] of this is large.
+/// Most unpacked bytes of a small packed file; one of more than 1/[`LARGE_RATIO_MAX`] of this is large.
 /// Reading costs CPU time per unpacked byte.
-pub const MAX_SMALL_BYTES: u64 = 96 << 20;
+pub const SMALL_BYTES_MAX: u64 = 96 << 20;
 /// Highest unpacking ratio of a large packed file.
-pub const MAX_LARGE_RATIO: u64 = 32;
+pub const LARGE_RATIO_MAX: u64 = 32;
 
 /// Bytes to read for detecting the format.
 const HEAD_BYTES: u64 = 4096;
@@ -184,8 +184,8 @@ fn text_or_pprof(
         return Err(refused(name, &advice));
     }
     if head.starts_with(&firefox::slabs::MAGIC) {
-        let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
-        let bytes = firefox::slabs::to_json(&bytes, MAX_JSON_BYTES as usize)
+        let bytes = whole(head, rest, name, (JSON_BYTES_MAX, "JSON_BYTES_MAX"))?;
+        let bytes = firefox::slabs::to_json(&bytes, JSON_BYTES_MAX as usize)
             .map_err(|why| refused(name, &why.to_string()).caused_by(why))?;
         return json(&bytes, name, tally);
     }
@@ -194,11 +194,11 @@ fn text_or_pprof(
     if perf_script::is_perf_script(&String::from_utf8_lossy(&head)) {
         perf_script::read_lines(Cursor::new(head.as_slice()).chain(rest), name, tally)
     } else if !is_text(&head) && pprof::is_pprof(&head, (head.len() as u64) < HEAD_BYTES) {
-        let bytes = whole(head, rest, name, (MAX_UNPACKED_BYTES, "MAX_UNPACKED_BYTES"))?;
+        let bytes = whole(head, rest, name, (UNPACKED_BYTES_MAX, "UNPACKED_BYTES_MAX"))?;
         let read = if otlp::is_otlp(&bytes) { otlp::read::read_samples } else { pprof::read::read_samples };
         read(&bytes, tally).map_err(|why| refused(name, &why.to_string()).caused_by(why))
     } else if first == Some(&b'{') {
-        let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
+        let bytes = whole(head, rest, name, (JSON_BYTES_MAX, "JSON_BYTES_MAX"))?;
         json(&bytes, name, tally)
     } else {
         folded_read::read_lines(Cursor::new(head.as_slice()).chain(rest), name, tally)
@@ -368,15 +368,15 @@ impl<R: BufRead> Read for Bounded<R> {
         self.unpacked_bytes = self.unpacked_bytes.saturating_add(read as u64);
         let consumed = self.inner.get_ref().map_or(0, |packed| packed.consumed);
         let refused = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
-        if self.unpacked_bytes > consumed.saturating_mul(MAX_RATIO).max(RATIO_FREE_BYTES) {
-            return refused(format!("unpacked it is more than {MAX_RATIO} times larger (MAX_RATIO)"));
+        if self.unpacked_bytes > consumed.saturating_mul(RATIO_MAX).max(RATIO_FREE_BYTES) {
+            return refused(format!("unpacked it is more than {RATIO_MAX} times larger (RATIO_MAX)"));
         }
         let packed_bytes = self.packed_bytes.max(consumed);
-        if self.unpacked_bytes > packed_bytes.saturating_mul(MAX_LARGE_RATIO).max(MAX_SMALL_BYTES) {
+        if self.unpacked_bytes > packed_bytes.saturating_mul(LARGE_RATIO_MAX).max(SMALL_BYTES_MAX) {
             return refused(format!(
-                "unpacked it is larger than {} MiB and more than {MAX_LARGE_RATIO} times larger than packed \
-                 (MAX_SMALL_BYTES); unpack it with gunzip if it is to be read",
-                MAX_SMALL_BYTES >> 20
+                "unpacked it is larger than {} MiB and more than {LARGE_RATIO_MAX} times larger than packed \
+                 (SMALL_BYTES_MAX); unpack it with gunzip if it is to be read",
+                SMALL_BYTES_MAX >> 20
             ));
         }
         Ok(read)

@@ -14,10 +14,10 @@ use super::failure::broken;
 use super::fractions::Fractions;
 use super::tally::{NO_STACK, Tally};
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::{About, INCOMPLETE, MAX_DEPTH, SavedBuilder, SavedProfile, StackRoot, UNKNOWN};
+use crate::profile::{About, DEPTH_MAX, INCOMPLETE, SavedBuilder, SavedProfile, StackRoot, UNKNOWN};
 use crate::trie::NodeId;
 
-/// Longest line: the deepest possible stack ([`MAX_DEPTH`]) with names of 64 bytes. A longer one means that
+/// Longest line: the deepest possible stack ([`DEPTH_MAX`]) with names of 64 bytes. A longer one means that
 /// the file is not a profile but, say, binary.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
@@ -243,9 +243,9 @@ impl<'a> Reader<'a> {
             None => self.root(&mut names)?,
         };
         for name in names {
-            if self.names.len() - self.root_names >= MAX_DEPTH {
+            if self.names.len() - self.root_names >= DEPTH_MAX {
                 return Err(
-                    self.refuse(format_args!("a stack has more than {MAX_DEPTH} functions (MAX_DEPTH)"))
+                    self.refuse(format_args!("a stack has more than {DEPTH_MAX} functions (DEPTH_MAX)"))
                 );
             }
             end += 1 + name.len();

@@ -49,7 +49,7 @@ pub(super) mod key {
 /// Name of the instrumentation scope of profiles written by stackprof.
 const SCOPE: &str = "stackprof";
 /// Most observations of a sample in a file.
-const MAX_OBSERVATIONS: usize = 1 << 22;
+const OBSERVATIONS_MAX: usize = 1 << 22;
 
 /// Whether a message that may be pprof is OTLP. Both have messages in fields 1 and 2. In pprof those of field
 /// 1 have only numbers, in OTLP only messages and texts. Field 2 of pprof is a sample, with fields up to 3;

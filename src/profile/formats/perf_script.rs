@@ -17,9 +17,9 @@ use super::encoding;
 use super::failure::broken;
 use super::malformed::Malformed;
 use super::tally::Tally;
-use super::thread_times::{MAX_TIMED_SAMPLES, ThreadKey, ThreadTimes};
+use super::thread_times::{TIMED_SAMPLES_MAX, ThreadKey, ThreadTimes};
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::MAX_DEPTH;
+use crate::profile::DEPTH_MAX;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
 use crate::profile::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
@@ -285,8 +285,8 @@ impl State {
                 self.pending = None;
             }
             if self.root.is_some() {
-                if self.leaf_first.len() >= MAX_DEPTH {
-                    return Err(format!("a stack has more than {MAX_DEPTH} frames").into());
+                if self.leaf_first.len() >= DEPTH_MAX {
+                    return Err(format!("a stack has more than {DEPTH_MAX} frames").into());
                 }
                 self.frame(&frame)?;
             }
@@ -330,7 +330,7 @@ impl State {
     /// Records the time of the current event.
     fn note_time(&mut self, node: NodeId) {
         let &mut State { thread, time_ns, cpu, period, .. } = self;
-        match time_ns.filter(|_| self.times.len() < MAX_TIMED_SAMPLES) {
+        match time_ns.filter(|_| self.times.len() < TIMED_SAMPLES_MAX) {
             Some(at_ns) if !self.lacks_times => {
                 self.times.push(TimedEvent { thread, node, at_ns, cpu, period });
             }

@@ -7,12 +7,12 @@ use std::collections::HashMap;
 
 use super::malformed::Malformed;
 use super::protobuf::limit;
-use crate::profile::builder::{MAX_ROOTS, SavedBuilder};
+use crate::profile::builder::{ROOTS_MAX, SavedBuilder};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
 
 /// Most samples with times in a file: 9 hours of a thread at 997 Hz, 1 GiB.
-pub(super) const MAX_TIMED_SAMPLES: usize = 1 << 25;
+pub(super) const TIMED_SAMPLES_MAX: usize = 1 << 25;
 
 /// Process with its id, and name and number of a thread.
 pub(super) type ThreadKey = (TextId, Option<u32>, TextId, u64);
@@ -36,7 +36,7 @@ impl ThreadTimes {
             return Ok(());
         }
         self.samples += samples.len();
-        limit(self.samples, MAX_TIMED_SAMPLES + 1, "samples with times")?;
+        limit(self.samples, TIMED_SAMPLES_MAX + 1, "samples with times")?;
         let (process, pid, name, id) = key;
         let threads = &mut self.threads;
         let index = *self.known.entry(key).or_insert_with(|| {
@@ -44,7 +44,7 @@ impl ThreadTimes {
             threads.push(ThreadTimeline { process, pid, name, id, begun_ns: 0, ended_ns: None, samples });
             threads.len() - 1
         });
-        limit(index, MAX_ROOTS, "threads")?;
+        limit(index, ROOTS_MAX, "threads")?;
         if let Some(thread) = self.threads.get_mut(index) {
             thread.samples.extend(samples);
         }

@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::live::Live;
 use crate::sources::{Activity, Fault, SleepingThread, Target, ThreadId};
-use crate::walk::MAX_STACK_BYTES;
+use crate::walk::STACK_BYTES_MAX;
 use crate::walk::{Frames, Method, StackEnd, UnwindMethod};
 
-/// Growth factor of the stack size when a stack is deeper than the copied bytes, up to [`MAX_STACK_BYTES`]. A
+/// Growth factor of the stack size when a stack is deeper than the copied bytes, up to [`STACK_BYTES_MAX`]. A
 /// stack that continues on another one gets as many attempts.
 const STACK_GROWTH: usize = 4;
 
@@ -138,14 +138,14 @@ impl StopDriver<'_> {
         stacks.sort_by_key(|stack| stack.thread);
         // A thread with a stack deeper than the copied bytes is captured again with a larger size.
         let mut stack_bytes = FIRST_STACK_BYTES;
-        while stack_bytes <= MAX_STACK_BYTES as usize {
+        while stack_bytes <= STACK_BYTES_MAX as usize {
             let deeper = |stack: &&mut ThreadStack| {
                 matches!(stack.ended, Ok(StackEnd::DeeperThanCopied | StackEnd::OtherStack))
             };
             for stack in stacks.iter_mut().filter(deeper) {
                 if let Some(account) = self.recorder.account_mut(stack.thread) {
                     if stack.ended == Ok(StackEnd::DeeperThanCopied) {
-                        account.stack.reach(stack_bytes, MAX_STACK_BYTES as usize);
+                        account.stack.reach(stack_bytes, STACK_BYTES_MAX as usize);
                     }
                     if !self.walk_sleeping(stack, &mut frames) {
                         self.ask(stack.thread, stack.activity != Activity::Runnable);

@@ -25,19 +25,19 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sources::LocalFiles;
 
 /// Most bytes of a list of mappings or libraries, or of the auxiliary vector.
-const MAX_LIST_BYTES: usize = 16 << 20;
+const LIST_BYTES_MAX: usize = 16 << 20;
 /// Longest path.
-const MAX_PATH_BYTES: usize = 4096;
+const PATH_BYTES_MAX: usize = 4096;
 /// Bytes of a file's head to compare.
 const HEAD_BYTES: usize = 4096;
 /// Bytes of code to compare if a file has no head in memory.
 const CODE_BYTES: u64 = 256;
 /// A vDSO is a few pages; if its end is unknown, this much is read.
 const VDSO_BYTES: u64 = 8192;
-const MAX_VDSO_BYTES: u64 = 1 << 20;
+const VDSO_BYTES_MAX: u64 = 1 << 20;
 /// Largest file read through the stub, and limit of all of them together.
-const MAX_FILE_BYTES: usize = 64 << 20;
-const MAX_FILES_BYTES: usize = 256 << 20;
+const FILE_BYTES_MAX: usize = 64 << 20;
+const FILES_BYTES_MAX: usize = 256 << 20;
 
 /// The file that `--exec` names.
 #[derive(Clone, Debug)]
@@ -226,7 +226,7 @@ impl Images {
 
     fn by_kernel(&mut self, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         let Some(pid) = stub.run.pid.filter(|_| self.system == System::Linux) else { return Ok(false) };
-        let Some(text) = stub.read_file(&format!("/proc/{pid}/maps"), MAX_LIST_BYTES)? else {
+        let Some(text) = stub.read_file(&format!("/proc/{pid}/maps"), LIST_BYTES_MAX)? else {
             return Ok(false);
         };
         for line in maps::lines(&text) {
@@ -244,12 +244,12 @@ impl Images {
         if self.system != System::Linux || !stub.offers.auxv {
             return Ok(false);
         }
-        let auxv = stub.transfer("auxv", "", MAX_LIST_BYTES)?.unwrap_or_default();
+        let auxv = stub.transfer("auxv", "", LIST_BYTES_MAX)?.unwrap_or_default();
         let auxv = Auxv::parse(&auxv, self.pointer_bytes);
         let mut path = None;
         if stub.offers.exec_file {
             let annex = stub.run.pid.filter(|_| stub.offers.multiprocess).map(|pid| format!("{pid:x}"));
-            path = stub.transfer("exec-file", &annex.unwrap_or_default(), MAX_PATH_BYTES)?;
+            path = stub.transfer("exec-file", &annex.unwrap_or_default(), PATH_BYTES_MAX)?;
         }
         let path = path.map(|path| String::from_utf8_lossy(&path).into_owned());
         if let Some(entry) = auxv.entry {
@@ -263,7 +263,7 @@ impl Images {
             }
         }
         if stub.offers.libraries_svr4
-            && let Some(list) = stub.transfer("libraries-svr4", "", MAX_LIST_BYTES)?
+            && let Some(list) = stub.transfer("libraries-svr4", "", LIST_BYTES_MAX)?
         {
             for (path, bias) in maps::libraries(&list) {
                 self.add_file(&path, |_| bias);
@@ -368,7 +368,7 @@ impl Images {
             return Vec::new();
         }
         if mapping.kind == MappingKind::Vdso {
-            return vec![probe(at, addr::len(&mapping.avma).min(MAX_VDSO_BYTES) as usize, 0, false)];
+            return vec![probe(at, addr::len(&mapping.avma).min(VDSO_BYTES_MAX) as usize, 0, false)];
         }
         if let Some(head) = self.heads.get(&mapping.identity) {
             return vec![probe(*head, HEAD_BYTES, 0, false)];
@@ -434,11 +434,11 @@ impl Images {
             return Ok(Ok(bytes));
         }
         // Not while the target is stopped for it.
-        if !stub.run.non_stop || self.fetched_bytes >= MAX_FILES_BYTES {
+        if !stub.run.non_stop || self.fetched_bytes >= FILES_BYTES_MAX {
             return Ok(Err(why));
         }
         stub.without_limit();
-        let Some(fetched) = stub.read_file(path, MAX_FILE_BYTES)? else { return Ok(Err(why)) };
+        let Some(fetched) = stub.read_file(path, FILE_BYTES_MAX)? else { return Ok(Err(why)) };
         self.fetched_bytes += fetched.len();
         let fetched = ImageBytes::new(fetched);
         Ok(if same(&fetched) { Ok(fetched) } else { Err(OpenError::Replaced) })

@@ -13,7 +13,7 @@ use crate::binary::{Mapping, MappingKind};
 /// Request for all images, with their load commands.
 pub(super) const QUESTION: &[u8] = b"jGetLoadedDynamicLibrariesInfos:{\"fetch_all_solibs\":true}";
 /// Most images to keep.
-const MAX_IMAGES: usize = 65_536;
+const IMAGES_MAX: usize = 65_536;
 
 /// An image: its code mapping and the identity of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(super) struct MachImage {
 pub(super) fn images(answer: &[u8]) -> Vec<MachImage> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let images = answer["images"].as_array().map(Vec::as_slice).unwrap_or_default();
-    images.iter().take(MAX_IMAGES).filter_map(image).collect()
+    images.iter().take(IMAGES_MAX).filter_map(image).collect()
 }
 
 fn image(value: &Value) -> Option<MachImage> {

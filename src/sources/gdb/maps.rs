@@ -10,7 +10,7 @@ use crate::binary::elf::Elf;
 use crate::binary::{Mapping, MappingKind};
 
 /// Most mappings, and most libraries, to keep.
-const MAX_MAPPINGS: usize = 65_536;
+const MAPPINGS_MAX: usize = 65_536;
 /// Numbers of the auxiliary vector (include/uapi/linux/auxvec.h).
 const AT_NULL: u64 = 0;
 const AT_BASE: u64 = 7;
@@ -25,7 +25,7 @@ pub(super) struct MapsLine {
 
 /// The lines of `/proc/PID/maps` (proc_pid_maps(5)), without malformed ones.
 pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
-    text.split(|byte| *byte == b'\n').take(MAX_MAPPINGS).filter_map(line)
+    text.split(|byte| *byte == b'\n').take(MAPPINGS_MAX).filter_map(line)
 }
 
 /// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
@@ -96,7 +96,7 @@ pub(super) fn libraries(xml: &[u8]) -> Vec<(String, u64)> {
             Event::Start(element) | Event::Empty(element) => element,
             _ => continue,
         };
-        if element.local_name().as_ref() != b"library" || found.len() == MAX_MAPPINGS {
+        if element.local_name().as_ref() != b"library" || found.len() == MAPPINGS_MAX {
             continue;
         }
         let path = attribute(&element, b"name").filter(|path| path.starts_with('/'));

@@ -65,9 +65,9 @@ use waits::System;
 /// Time for all requests before the target first runs: links to boards are slow.
 const BEGIN: Duration = Duration::from_secs(30);
 /// Most registers that are described one by one.
-const MAX_REGISTER_QUESTIONS: usize = 1024;
+const REGISTER_QUESTIONS_MAX: usize = 1024;
 /// Longest displayed command line.
-const MAX_COMMAND_BYTES: usize = 64 << 10;
+const COMMAND_BYTES_MAX: usize = 64 << 10;
 
 impl From<String> for ConnectionError {
     /// A parse error of received data.
@@ -227,7 +227,7 @@ fn registers_described(stub: &mut Stub) -> std::result::Result<Option<Descriptio
         return Ok(None);
     }
     let mut description = Description::default();
-    for number in 0..MAX_REGISTER_QUESTIONS {
+    for number in 0..REGISTER_QUESTIONS_MAX {
         let answer = stub.call(format!("qRegisterInfo{number:x}").as_bytes())?;
         if !description.add_register_info(&answer) {
             break;
@@ -286,8 +286,8 @@ fn process(
 ) -> std::result::Result<Process, ConnectionError> {
     let (mut name, mut command) = (None, String::new());
     if let Some(pid) = stub.run.pid.filter(|_| system == System::Linux && images.are_the_kernels()) {
-        name = stub.read_file(&format!("/proc/{pid}/comm"), MAX_COMMAND_BYTES)?;
-        let words = stub.read_file(&format!("/proc/{pid}/cmdline"), MAX_COMMAND_BYTES)?.unwrap_or_default();
+        name = stub.read_file(&format!("/proc/{pid}/comm"), COMMAND_BYTES_MAX)?;
+        let words = stub.read_file(&format!("/proc/{pid}/cmdline"), COMMAND_BYTES_MAX)?.unwrap_or_default();
         let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         command = words.join(" ").trim_end().to_owned();
     }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 /// Longest accepted body, after run-length expansion: more than any reply to our requests.
-pub const MAX_BODY_BYTES: usize = 16 << 20;
+pub const BODY_BYTES_MAX: usize = 16 << 20;
 
 /// Offset between an encoded run length and the number of repetitions.
 const RUN_BASE: u8 = 29;
@@ -114,7 +114,7 @@ impl Decoder {
     }
 
     fn push(&mut self, byte: u8, times: usize) {
-        if self.body.len() + times > MAX_BODY_BYTES {
+        if self.body.len() + times > BODY_BYTES_MAX {
             self.damage = Some("a packet without an end");
         } else if self.damage.is_none() {
             self.body.resize(self.body.len() + times, byte);
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(damage(b"$*!#4b"), "a packet with a wrong run length");
         assert_eq!(damage(b"$a}#de"), "a packet that ends within an escape");
         assert_eq!(damage(b"$abc$OK#9a"), "a packet that another one interrupts");
-        let endless = [b"$a".as_slice(), &b"*~".repeat(MAX_BODY_BYTES / 97 + 2), b"#00"].concat();
+        let endless = [b"$a".as_slice(), &b"*~".repeat(BODY_BYTES_MAX / 97 + 2), b"#00"].concat();
         assert_eq!(damage(&endless), "a packet without an end");
     }
 

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::connection_error::ConnectionError;
-use super::run_state::{MAX_THREADS, TargetChange, sorted, too_many, unexpected};
+use super::run_state::{THREADS_MAX, TargetChange, sorted, too_many, unexpected};
 use super::session::{ANSWER, Stub};
 use super::stop_reply::{StopReply, Tid};
 use crate::sources::ExitStatus;
@@ -65,7 +65,7 @@ impl Stub {
             }
             // One thread per reply, until all were reported.
             reply = self.call(b"vStopped")?;
-            if self.run.stopped.len() > MAX_THREADS {
+            if self.run.stopped.len() > THREADS_MAX {
                 return Err(too_many());
             }
         }
@@ -244,7 +244,7 @@ impl Stub {
             Some(StopReply::Stopped { signal, thread, exec, .. }) => {
                 let Some(thread) = thread else { return Err(unexpected("vStopped", reply)) };
                 self.run.stopped.insert(thread.tid);
-                if self.run.stopped.len() > MAX_THREADS {
+                if self.run.stopped.len() > THREADS_MAX {
                     return Err(too_many());
                 }
                 if let Some(path) = exec {

@@ -44,11 +44,11 @@ pub(super) struct Run {
 }
 
 /// Most threads of a target.
-pub(super) const MAX_THREADS: usize = 16_384;
+pub(super) const THREADS_MAX: usize = 16_384;
 
 /// Error for too many threads.
 pub(super) fn too_many() -> ConnectionError {
-    ConnectionError::Nonsense(format!("more than {MAX_THREADS} threads"))
+    ConnectionError::Nonsense(format!("more than {THREADS_MAX} threads"))
 }
 
 /// Sorts by number and removes duplicates.

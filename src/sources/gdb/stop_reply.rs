@@ -7,7 +7,7 @@ use super::hex;
 use crate::sources::ExitStatus;
 
 /// Most threads taken from one reply.
-const MAX_THREADS: usize = 4096;
+const REPLY_THREADS_MAX: usize = 4096;
 
 /// A thread in the protocol's notation: `p1f.20` with the process, `20` without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,7 +100,7 @@ fn stopped(signal: u8, pairs: &[u8]) -> StopReply {
             b"reason" if value == b"exec" => exec = exec.or(Some(String::new())),
             b"threads" => {
                 let list = value.split(|byte| *byte == b',');
-                threads.extend(list.filter_map(Tid::parse).take(MAX_THREADS));
+                threads.extend(list.filter_map(Tid::parse).take(REPLY_THREADS_MAX));
             }
             _ => {}
         }

@@ -16,9 +16,9 @@ use crate::clock::Clock;
 use crate::sources::{Activity, Capture, OtherStack, Outcome, TargetEvent, ThreadId, ThreadStatus};
 
 /// Most code addresses with a known answer to whether threads wait there.
-const MAX_PLACES: usize = 4096;
+const PLACES_MAX: usize = 4096;
 /// A stack that ends further above the stack pointer is a different one.
-const MAX_STACK_BYTES: u64 = 64 << 20;
+const STACK_BYTES_MAX: u64 = 64 << 20;
 /// Least interval of reading the mappings, if only a stop shows them, nanoseconds.
 const MAPS_NS: u64 = 250_000_000;
 
@@ -202,7 +202,7 @@ impl GdbTarget {
                     }
                     _ => false,
                 };
-                if self.decided_by_place(told) && self.stops.places.len() < MAX_PLACES {
+                if self.decided_by_place(told) && self.stops.places.len() < PLACES_MAX {
                     self.stops.places.insert(told.registers.pc().0, waits);
                 }
                 copy.waits = Some(waits);
@@ -258,7 +258,7 @@ impl GdbTarget {
     /// The end of a thread's stack, if it is known and above the stack pointer.
     fn stack_limit(&self, thread: ThreadId, sp: u64) -> Option<u64> {
         let limit = self.threads.get(&thread)?.stack_limit?;
-        (sp < limit && limit - sp <= MAX_STACK_BYTES).then_some(limit)
+        (sp < limit && limit - sp <= STACK_BYTES_MAX).then_some(limit)
     }
 
     fn take_stack(&mut self, copy: &mut Copy, range: Range, bytes: Vec<u8>) {

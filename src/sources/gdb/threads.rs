@@ -8,16 +8,16 @@ use super::connection_error::ConnectionError;
 use super::description::attribute;
 use super::hex;
 use super::layout::{Layout, ThreadRegisters};
-use super::run_state::{MAX_THREADS, sorted, too_many, unexpected};
+use super::run_state::{THREADS_MAX, sorted, too_many, unexpected};
 use super::session::Stub;
 use super::stop_reply::Tid;
 
 /// Most bytes of a list of threads with their names.
-const MAX_LIST_BYTES: usize = 4 << 20;
+const LIST_BYTES_MAX: usize = 4 << 20;
 /// Longest name.
-const MAX_NAME_BYTES: usize = 256;
+const NAME_BYTES_MAX: usize = 256;
 /// Most threads with names requested one by one.
-const MAX_NAMES_ONE_BY_ONE: usize = 256;
+const NAMES_ONE_BY_ONE_MAX: usize = 256;
 
 impl Stub {
     /// Requests the list of threads.
@@ -66,7 +66,7 @@ impl Stub {
     /// The stub cannot be reached.
     pub(super) fn thread_names(&mut self) -> Result<HashMap<u64, String>, ConnectionError> {
         if self.offers.threads_xml
-            && let Some(list) = self.transfer("threads", "", MAX_LIST_BYTES)?
+            && let Some(list) = self.transfer("threads", "", LIST_BYTES_MAX)?
         {
             return Ok(names_in_xml(&list));
         }
@@ -74,7 +74,7 @@ impl Stub {
             let list = self.call(b"jThreadsInfo")?;
             return Ok(names_in_json(&list));
         }
-        let threads: Vec<Tid> = self.run.threads.iter().copied().take(MAX_NAMES_ONE_BY_ONE).collect();
+        let threads: Vec<Tid> = self.run.threads.iter().copied().take(NAMES_ONE_BY_ONE_MAX).collect();
         let question = |thread: &Tid| format!("qThreadExtraInfo,{thread}").into_bytes();
         let questions: Vec<Vec<u8>> = threads.iter().map(question).collect();
         let answers = self.flight(&questions)?;
@@ -174,7 +174,7 @@ fn take_part(part: &[u8], threads: &mut Vec<Tid>) -> Result<Part, ConnectionErro
                 let Some(thread) = Tid::parse(thread) else { return Err(unexpected("qfThreadInfo", part)) };
                 threads.push(thread);
             }
-            if threads.len() > MAX_THREADS { Err(too_many()) } else { Ok(Part::More) }
+            if threads.len() > THREADS_MAX { Err(too_many()) } else { Ok(Part::More) }
         }
         _ => Ok(Part::None),
     }
@@ -226,8 +226,8 @@ fn names_in_json(list: &[u8]) -> HashMap<u64, String> {
 
 /// A printable name.
 fn plain(name: &str) -> Option<String> {
-    let end = name.char_indices().map(|(at, _)| at).take_while(|at| *at <= MAX_NAME_BYTES).last()?;
-    let name = if name.len() > MAX_NAME_BYTES { &name[..end] } else { name };
+    let end = name.char_indices().map(|(at, _)| at).take_while(|at| *at <= NAME_BYTES_MAX).last()?;
+    let name = if name.len() > NAME_BYTES_MAX { &name[..end] } else { name };
     let name = name.trim();
     (!name.is_empty()).then(|| name.to_owned())
 }

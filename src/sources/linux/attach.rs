@@ -16,7 +16,7 @@ use crate::sources::{Capture, ExitStatus, Target, TargetEvent};
 
 /// Most passes over the thread list. It ends at a pass that finds nothing new; after the first pass the
 /// kernel attaches new threads (TRACECLONE).
-const MAX_PASSES: u32 = 16;
+const PASSES_MAX: u32 = 16;
 
 /// Time limit for a launched command to reach `exec`, nanoseconds.
 const EXEC_NS: u64 = 60_000_000_000;
@@ -49,7 +49,7 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
         target.add_process(TracedProcess::new(pid, describe(pid)));
     }
     seccomp::check(pid)?;
-    for _ in 0..MAX_PASSES {
+    for _ in 0..PASSES_MAX {
         let mut found_new = false;
         for tid in threads::list(pid).map_err(|error| refusal::explain(pid, &error))? {
             if target.knows(tid) {
@@ -80,7 +80,7 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
 /// seizing.
 pub(super) fn seize_started(target: &mut LinuxTarget) {
     let mut refused: Vec<(pid_t, Error)> = Vec::new();
-    for _ in 0..MAX_PASSES {
+    for _ in 0..PASSES_MAX {
         let mut found_new = false;
         let processes = all_processes().into_iter();
         let mut left: Vec<_> = processes.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();

@@ -164,7 +164,7 @@ impl Files for TargetFiles {
                 // Containers reuse the same few process ids.
                 return Err(OpenError::Older);
             }
-            file.read(files::MAX_JIT_MAP_BYTES, copying)
+            file.read(files::JIT_MAP_BYTES_MAX, copying)
         });
         match content {
             Err(why) if why.is_not_found() => None,

@@ -22,7 +22,7 @@ use crate::sources::Fault;
 use crate::sources::target_file::{Copying, FileLocation, Links, Patience, Root, open_linked};
 
 /// A vDSO is a few pages; anything larger is not one.
-const MAX_VDSO_BYTES: u64 = 1 << 20;
+const VDSO_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a file's head to compare: ELF header, program headers and notes.
 const HEAD_BYTES: usize = 4096;
 
@@ -221,7 +221,7 @@ pub(super) fn own_vdso() -> Option<ImageBytes> {
 
 fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
     let len = addr::len(&mapping.avma);
-    if len > MAX_VDSO_BYTES {
+    if len > VDSO_BYTES_MAX {
         return Err(OpenError::LongVdso { bytes: len });
     }
     let mut bytes = vec![0; len as usize];

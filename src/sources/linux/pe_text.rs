@@ -19,7 +19,7 @@ use crate::binary::pe::{Pe, Section};
 use crate::binary::{Mapping, MappingKind};
 
 /// Most parts of a mapping.
-const MAX_PARTS: usize = 16;
+const PARTS_MAX: usize = 16;
 
 impl Maps {
     /// The parts of a PE file that an anonymous mapping is a copy of; empty if there is none.
@@ -85,7 +85,7 @@ fn parts<'p>(pe: &'p Pe, base: Avma, avma: &Range<Avma>) -> Vec<(&'p Section, Ra
         let end = Avma(end).min(avma.end);
         (start < end).then_some((section, start..end))
     };
-    let mut parts: Vec<_> = sections.filter_map(part).take(MAX_PARTS).collect();
+    let mut parts: Vec<_> = sections.filter_map(part).take(PARTS_MAX).collect();
     parts.sort_by_key(|(_, avma)| avma.start);
     let overlap = parts.windows(2).any(|pair| pair[0].1.end > pair[1].1.start);
     if overlap { Vec::new() } else { parts }

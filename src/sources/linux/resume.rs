@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::sources::{ExitStatus, Fault, TargetEvent};
 
 /// Most passes over the thread list until one finds nothing new, as when attaching.
-const MAX_PASSES: u32 = 16;
+const PASSES_MAX: u32 = 16;
 
 impl LinuxTarget {
     /// Seizes everything again; called in a thread that traces nothing yet.
@@ -69,7 +69,7 @@ impl LinuxTarget {
             }
         }
         let mut seized = HashSet::new();
-        for _ in 0..MAX_PASSES {
+        for _ in 0..PASSES_MAX {
             let before = seized.len();
             for tid in threads::list(pid).unwrap_or_default() {
                 if seized.contains(&tid) {

@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Outcome, TargetEvent, ThreadStatus};
 
 /// Most stack bytes to copy: the default stack limit.
-const MAX_STACK_BYTES: usize = 8 << 20;
+const STACK_BYTES_MAX: usize = 8 << 20;
 
 /// Start code may pop its arguments before it calls: then the first return address lies above the initial
 /// stack pointer of the thread (musl src/thread/x86_64/clone.s).
@@ -180,9 +180,9 @@ impl LinuxTarget {
             let below_top = thread
                 .stack_top
                 .map(|top| top.0.wrapping_sub(sp.0) as usize)
-                .filter(|len| *len <= MAX_STACK_BYTES)
+                .filter(|len| *len <= STACK_BYTES_MAX)
                 .map(|len| len + ABOVE_TOP_BYTES);
-            let len = pending.stack_bytes.min(MAX_STACK_BYTES).min(below_top.unwrap_or(MAX_STACK_BYTES));
+            let len = pending.stack_bytes.min(STACK_BYTES_MAX).min(below_top.unwrap_or(STACK_BYTES_MAX));
             copy_stack(tid, sp, len, capture);
             prefetch::read(tid, &thread.prefetch, &mut capture.prefetched);
             if !thread.prefetch.is_empty() {

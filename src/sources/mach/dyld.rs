@@ -24,18 +24,18 @@ const TIMESTAMP_OFFSET: u64 = 184;
 /// Versions that introduced fields (the timestamp and the base of the cache).
 const TIMESTAMP_VERSION: u32 = 15;
 /// Limit of Apple's own reader (libdyld, dyld_process_info.cpp).
-pub(super) const MAX_IMAGES: usize = 8192;
+pub(super) const IMAGES_MAX: usize = 8192;
 const ENTRY_BYTES: usize = 24;
 const DYLD_INFO_COUNT: u32 = 5;
 /// Longest path, MAXPATHLEN.
-const MAX_PATH_BYTES: usize = 1024;
+const PATH_BYTES_MAX: usize = 1024;
 /// Most bytes of load commands; the largest programs have some 20 KB.
-const MAX_COMMANDS_BYTES: usize = 1 << 20;
+const COMMANDS_BYTES_MAX: usize = 1 << 20;
 const HEADER_BYTES: usize = 32;
 /// First read of each image: most headers with their commands are smaller.
 const FIRST_READ_BYTES: usize = 4096;
 /// Most code of one image; the largest have some hundred megabytes.
-pub(super) const MAX_TEXT_BYTES: u64 = 4 << 30;
+pub(super) const TEXT_BYTES_MAX: u64 = 4 << 30;
 /// MH_EXECUTE, MH_DYLINKER and the flag of images in the shared cache (mach-o/loader.h).
 pub(super) const EXECUTE: u32 = 2;
 const DYLINKER: u32 = 7;
@@ -43,9 +43,9 @@ pub(super) const IN_SHARED_CACHE: u32 = 0x8000_0000;
 /// Attempts at one time to read a changing list.
 const TRIES: u32 = 3;
 /// Most regions to scan for images before dyld has started; a process then has some ten.
-const MAX_REGIONS: u32 = 512;
+const REGIONS_MAX: u32 = 512;
 /// Most regions to scan for images without a list; a large process has some ten thousand.
-const MAX_REGIONS_ALL: u32 = 16_384;
+const REGIONS_ALL_MAX: u32 = 16_384;
 /// Least interval between scans, nanoseconds.
 const SCAN_NS: u64 = 5_000_000;
 const SCAN_ALL_NS: u64 = 1_000_000_000;
@@ -74,7 +74,7 @@ impl RemoteImage {
 
     /// Bytes of `__TEXT`, not past the end of the address space.
     pub(super) fn text_bytes(&self) -> u64 {
-        (self.macho.text.end - self.macho.text.start).min(MAX_TEXT_BYTES).min(u64::MAX - self.load)
+        (self.macho.text.end - self.macho.text.start).min(TEXT_BYTES_MAX).min(u64::MAX - self.load)
     }
 
     /// File offset of `__TEXT`: 0, except in the shared cache.
@@ -310,7 +310,7 @@ impl Dyld {
             // Before dyld starts, its pointers are not even rebased.
             return Ok(if before.timestamp == 0 { ImageListing::NotBegun } else { ImageListing::NotNow });
         }
-        let count = (before.count as usize).min(MAX_IMAGES);
+        let count = (before.count as usize).min(IMAGES_MAX);
         let mut entries = vec![0; count * ENTRY_BYTES];
         let read = memory.exact(before.array, &mut entries);
         let after = Infos::read(memory, place)?;
@@ -364,7 +364,7 @@ fn path_of(memory: &Memory<'_>, pid: i32, load: u64, macho: &MachO, path_at: u64
     let said = |path: &String| !path.is_empty();
     let program =
         if macho.file_type == EXECUTE { memory.kernel.proc_pidpath(pid).ok().filter(said) } else { None };
-    let told = || if path_at == 0 { None } else { memory.text(path_at, MAX_PATH_BYTES).ok().filter(said) };
+    let told = || if path_at == 0 { None } else { memory.text(path_at, PATH_BYTES_MAX).ok().filter(said) };
     let mapped = || memory.kernel.proc_regionfilename(pid, load).ok().filter(said);
     let usual = || (macho.file_type == DYLINKER).then(|| "/usr/lib/dyld".to_owned());
     program.or_else(told).or_else(mapped).or_else(usual).unwrap_or_default()
@@ -386,7 +386,7 @@ fn read_head(memory: &Memory<'_>, load: u64) -> Option<Vec<u8>> {
 /// Length of a header with its load commands, by its first bytes.
 fn head_bytes(head: &[u8]) -> Option<usize> {
     let commands = u32::from_le_bytes(*head.get(20..)?.first_chunk()?) as usize;
-    Some(HEADER_BYTES + commands.min(MAX_COMMANDS_BYTES))
+    Some(HEADER_BYTES + commands.min(COMMANDS_BYTES_MAX))
 }
 
 /// An image of this process's own shared cache.
@@ -402,7 +402,7 @@ pub(super) fn own_image(kernel: &dyn MachKernel, load: u64, path: &str) -> Optio
 fn scan(memory: &Memory<'_>, pid: i32, all: bool) -> Vec<Arc<RemoteImage>> {
     let mut images = Vec::new();
     let mut at = 0;
-    for _ in 0..if all { MAX_REGIONS_ALL } else { MAX_REGIONS } {
+    for _ in 0..if all { REGIONS_ALL_MAX } else { REGIONS_MAX } {
         let Ok(region) = memory.region(at) else {
             break;
         };

@@ -8,7 +8,7 @@ use crate::sources::LocalFiles;
 use crate::sources::target_file::with_local;
 
 /// Most dSYMs accepted from Spotlight for one UUID.
-const MAX_KNOWN: usize = 64;
+const KNOWN_MAX: usize = 64;
 
 /// The files that a process sees.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Files for MacFiles {
         let path = format!("/tmp/perf-{}.map", self.pid);
         let content = with_local(&path, false, |file, copying| {
             file.check_trusted(None)?;
-            file.read(files::MAX_JIT_MAP_BYTES, copying)
+            file.read(files::JIT_MAP_BYTES_MAX, copying)
         });
         match content {
             Err(why) if why.is_not_found() => None,
@@ -62,7 +62,7 @@ impl Files for MacFiles {
         let query = format!("com_apple_xcode_dsym_uuids == {}", dashed(&uuid));
         let found = Command::new("/usr/bin/mdfind").arg(query).stdin(Stdio::null()).output();
         let Ok(found) = found else { return Vec::new() };
-        String::from_utf8_lossy(&found.stdout).lines().take(MAX_KNOWN).map(str::to_owned).collect()
+        String::from_utf8_lossy(&found.stdout).lines().take(KNOWN_MAX).map(str::to_owned).collect()
     }
 }
 

@@ -15,14 +15,14 @@ use crate::binary::{Files as _, ImageBytes, Linkedit, OpenError};
 use crate::sources::LocalFiles;
 
 /// Most bytes to copy of one piece of an image; and of all images together.
-const MAX_PIECE_BYTES: u64 = 64 << 20;
-const MAX_BYTES: u64 = 512 << 20;
+const PIECE_BYTES_MAX: u64 = 64 << 20;
+const BYTES_MAX: u64 = 512 << 20;
 /// A larger pool belongs to a shared cache or is damaged: names are read one by one.
-const MAX_POOL_BYTES: u64 = 16 << 20;
+const POOL_BYTES_MAX: u64 = 16 << 20;
 /// Names closer to each other than this are read at once.
 const GAP_BYTES: u64 = 4096;
 /// Names are cut at this length: the end of the last one is unknown before it is read.
-const MAX_NAME_BYTES: u64 = 4096;
+const NAME_BYTES_MAX: u64 = 4096;
 
 /// Bytes copied from targets' memory so far.
 #[derive(Debug, Default)]
@@ -103,7 +103,7 @@ fn from_memory(memory: &Memory<'_>, image: &RemoteImage, copied: &mut CopiedByte
         exports_trie: copied.piece(memory, image, &at.exports_trie),
     };
     let nlists = copied.piece(memory, image, &at.nlists);
-    if at.strings.end - at.strings.start <= MAX_POOL_BYTES {
+    if at.strings.end - at.strings.start <= POOL_BYTES_MAX {
         linkedit.strings = copied.piece(memory, image, &at.strings);
         linkedit.nlists = nlists;
     } else if let Some(pool) = address(image, &at.strings) {
@@ -119,7 +119,7 @@ fn from_memory(memory: &Memory<'_>, image: &RemoteImage, copied: &mut CopiedByte
 impl CopiedBytes {
     /// Copies memory up to the first unreadable byte; `None` if there is none, or the limit is reached.
     fn read(&mut self, memory: &Memory<'_>, at: u64, bytes: u64) -> Option<Vec<u8>> {
-        let bytes = bytes.min(MAX_PIECE_BYTES).min(MAX_BYTES - self.0);
+        let bytes = bytes.min(PIECE_BYTES_MAX).min(BYTES_MAX - self.0);
         let read = memory.bytes(at, usize::try_from(bytes).ok()?).ok().filter(|read| !read.is_empty())?;
         self.0 += read.len() as u64;
         Some(read)
@@ -173,13 +173,13 @@ fn with_own_names(nlists: &[u8], mut read: impl FnMut(u64, u64) -> Option<Vec<u8
     let near = |a: &[u8; NLIST_BYTES], b: &[u8; NLIST_BYTES]| u64::from(offset(b) - offset(a)) <= GAP_BYTES;
     for run in kept.chunk_by_mut(near) {
         let first = run.first().map_or(0, offset);
-        let length = u64::from(run.last().map_or(0, offset) - first) + MAX_NAME_BYTES;
+        let length = u64::from(run.last().map_or(0, offset) - first) + NAME_BYTES_MAX;
         let bytes = read(first.into(), length).unwrap_or_default();
         for nlist in run {
             let name = bytes.get((offset(nlist) - first) as usize..).unwrap_or_default();
             let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
             let at = u32::try_from(names.len()).unwrap_or(0);
-            names.extend_from_slice(&name[..name.len().min(MAX_NAME_BYTES as usize)]);
+            names.extend_from_slice(&name[..name.len().min(NAME_BYTES_MAX as usize)]);
             names.push(0);
             nlist[..4].copy_from_slice(&at.to_le_bytes());
             tables.extend_from_slice(nlist);

@@ -10,7 +10,7 @@ use crate::addr::Avma;
 use crate::binary::{Mapping, MappingKind};
 
 /// Most recorded ranges; a program with more has one heap for each function.
-const MAX_RANGES: usize = 4096;
+const RANGES_MAX: usize = 4096;
 /// VM_PROT_EXECUTE.
 const EXECUTE: i32 = 4;
 
@@ -21,7 +21,7 @@ pub(super) struct Jit(Vec<Range<u64>>);
 impl Jit {
     /// Queries the region at `pc` unless it is known; returns whether it is new code.
     pub(super) fn learn(&mut self, memory: &Memory<'_>, dyld: &Dyld, pc: u64) -> bool {
-        if dyld.image_at(pc).is_some() || self.0.len() >= MAX_RANGES {
+        if dyld.image_at(pc).is_some() || self.0.len() >= RANGES_MAX {
             return false;
         }
         let after = self.0.partition_point(|known| known.start <= pc);

@@ -178,7 +178,7 @@ impl StateFlavor {
     /// ARM_THREAD_STATE64.
     pub const ARM64: StateFlavor = StateFlavor { flavor: 6, count: 68 };
     /// The larger of the counts.
-    pub const MAX_COUNT: usize = 68;
+    pub const COUNT_MAX: usize = 68;
 }
 
 /// TASK_DYLD_INFO (flavor 17, count 5, packed to 20 bytes).
@@ -267,7 +267,7 @@ pub trait MachKernel {
         &self,
         thread: ThreadPort,
         flavor: i32,
-        state: &mut [u32; StateFlavor::MAX_COUNT],
+        state: &mut [u32; StateFlavor::COUNT_MAX],
         count: &mut u32,
     ) -> Kern<()>;
 

@@ -15,7 +15,7 @@ pub(super) const LIBRARY: &str = "/libdispatch.dylib";
 /// First version with a pointer to the label's text.
 const FIRST_VERSION: u16 = 4;
 const POINTER_BYTES: u16 = 8;
-const MAX_LABEL_BYTES: usize = 256;
+const LABEL_BYTES_MAX: usize = 256;
 
 /// Offset of the label in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,5 +37,5 @@ pub(super) fn label(memory: &Memory<'_>, thread: &Thread, offset: LabelOffset) -
     }
     let queue = memory.word(thread.dispatch_qaddr).ok().filter(|queue| *queue != 0)?;
     let text = memory.word(queue.checked_add(offset.0.into())?).ok().filter(|text| *text != 0)?;
-    memory.text(text, MAX_LABEL_BYTES).ok().filter(|label| !label.is_empty())
+    memory.text(text, LABEL_BYTES_MAX).ok().filter(|label| !label.is_empty())
 }

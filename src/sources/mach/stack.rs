@@ -16,11 +16,11 @@ use crate::arch::RED_ZONE_BYTES;
 const BOUNDS_BELOW_HANDLE: u64 = 48;
 /// Largest plausible stack: macOS limits main threads to 64 MiB, and no known program has threads with a
 /// gigabyte.
-const MAX_STACK_BYTES: u64 = 4 << 30;
+const STACK_BYTES_MAX: u64 = 4 << 30;
 /// VM_MEMORY_STACK (mach/vm_statistics.h).
 const TAG_STACK: u32 = 30;
 /// Most adjacent regions of one stack: main stacks are often split in two.
-const MAX_REGIONS: u32 = 64;
+const REGIONS_MAX: u32 = 64;
 const READABLE: i32 = 1;
 /// Attempts to query regions on a system that refuses.
 const REGION_TRIES: u8 = 3;
@@ -43,7 +43,7 @@ impl Stack {
             return;
         }
         let Ok([high, low]) = memory.array::<16>(handle - BOUNDS_BELOW_HANDLE).map(words) else { return };
-        if low < high && high - low <= MAX_STACK_BYTES {
+        if low < high && high - low <= STACK_BYTES_MAX {
             self.own = Some(low..high);
         }
     }
@@ -98,7 +98,7 @@ impl Stack {
         if first.address > sp || end <= sp || first.protection & READABLE == 0 {
             return;
         }
-        for _ in 1..MAX_REGIONS {
+        for _ in 1..REGIONS_MAX {
             // It returns the next region if there is none at the address.
             let above = memory.region(end).ok().filter(|above| {
                 above.address == end && above.protection & READABLE != 0 && above.user_tag == TAG_STACK

@@ -19,7 +19,7 @@ pub(super) fn flavor(arch: Arch) -> StateFlavor {
 }
 
 /// The registers in a state of [`flavor`]; `address_mask` has the bits of an address.
-pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT], address_mask: u64) -> Registers {
+pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::COUNT_MAX], address_mask: u64) -> Registers {
     let word = |index: usize| u64::from(state[2 * index]) | u64::from(state[2 * index + 1]) << 32;
     match arch {
         // rax rbx rcx rdx rdi rsi rbp rsp r8..r15 rip rflags cs fs gs, here by DWARF number.
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     /// A state with each word set to its index.
-    fn numbered() -> [u32; StateFlavor::MAX_COUNT] {
+    fn numbered() -> [u32; StateFlavor::COUNT_MAX] {
         std::array::from_fn(|index| index as u32)
     }
 
@@ -92,9 +92,9 @@ mod tests {
     #[test]
     fn only_an_arm64_stack_pointer_may_be_signed() {
         const MASK: u64 = (1 << 47) - 1;
-        let arm = registers(Arch::Aarch64, &[u32::MAX; StateFlavor::MAX_COUNT], MASK);
+        let arm = registers(Arch::Aarch64, &[u32::MAX; StateFlavor::COUNT_MAX], MASK);
         assert_eq!((arm.sp().0, arm.pc().0), (MASK, u64::MAX));
-        let x86 = registers(Arch::X86_64, &[u32::MAX; StateFlavor::MAX_COUNT], MASK);
+        let x86 = registers(Arch::X86_64, &[u32::MAX; StateFlavor::COUNT_MAX], MASK);
         assert_eq!(x86.sp().0, u64::MAX);
     }
 }

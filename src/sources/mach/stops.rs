@@ -123,7 +123,7 @@ impl MachTarget<'_> {
             return Outcome::Unreadable("thread ended before it was stopped");
         };
         let StateFlavor { flavor, count: wanted } = state::flavor(self.process.arch);
-        let (mut words, mut count) = ([0; StateFlavor::MAX_COUNT], wanted);
+        let (mut words, mut count) = ([0; StateFlavor::COUNT_MAX], wanted);
         match self.kernel.thread_get_state(thread.port, flavor, &mut words, &mut count) {
             Ok(()) if count >= wanted => {}
             Err(failed) if is_gone(failed) => {

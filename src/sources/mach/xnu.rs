@@ -263,10 +263,10 @@ impl MachKernel for Xnu {
         &self,
         thread: ThreadPort,
         flavor: i32,
-        state: &mut [u32; StateFlavor::MAX_COUNT],
+        state: &mut [u32; StateFlavor::COUNT_MAX],
         count: &mut u32,
     ) -> Kern<()> {
-        *count = (*count).min(StateFlavor::MAX_COUNT as u32);
+        *count = (*count).min(StateFlavor::COUNT_MAX as u32);
         // SAFETY: `state` is live and holds at least the `count` words that may be filled.
         kern(unsafe { thread_get_state(thread.0, flavor, state.as_mut_ptr(), count) })
     }

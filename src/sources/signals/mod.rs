@@ -24,7 +24,7 @@ use crate::live::Live;
 pub const FINISH: Duration = Duration::from_millis(800);
 /// Least time to wait for a pipe's reader: naming may have taken [`FINISH`], and an existing reader opens at
 /// once.
-const MIN_READER_WAIT: Duration = Duration::from_millis(100);
+const READER_WAIT_MIN: Duration = Duration::from_millis(100);
 /// A repetition of a signal within this time is ignored: a person is slower.
 const ECHO: Duration = Duration::from_millis(50);
 /// Poll interval.
@@ -207,7 +207,7 @@ fn deadline(signal: Signal) -> Instant {
     let now = Instant::now();
     let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let came = last.filter(|(other, _)| *other == signal).map_or(now, |(_, at)| at);
-    (came + FINISH).max(now + MIN_READER_WAIT)
+    (came + FINISH).max(now + READER_WAIT_MIN)
 }
 
 /// Whether this signal is a repetition: timeout(1) signals its child and then at once the group of both. Does

@@ -16,7 +16,7 @@ use libc::{c_int, pid_t};
 
 use crate::binary::OpenError;
 
-use super::file::{About, LEASED, MAX_COPIED_BYTES, PIECE_BYTES, TargetFile};
+use super::file::{About, COPIED_BYTES_MAX, LEASED, PIECE_BYTES, TargetFile};
 use super::file_system;
 use super::wait::Copying;
 
@@ -83,7 +83,7 @@ pub(super) fn open(
         (ERRNO, _) => Err(io::Error::from_raw_os_error(value.cast_signed()).into()),
         (NOT_REGULAR, _) => Err(OpenError::NotRegular),
         (FOREIGN_LINK, _) => Err(OpenError::ForeignLink { owner: value }),
-        (TOO_LONG, _) => Err(OpenError::TooLong { bytes_max: MAX_COPIED_BYTES }),
+        (TOO_LONG, _) => Err(OpenError::TooLong { bytes_max: COPIED_BYTES_MAX }),
         (REASON, _) => {
             Err(reasons().nth(value as usize).unwrap_or(OpenError::Because("it cannot be opened")))
         }
@@ -164,8 +164,8 @@ fn close_between(first: RawFd, end: RawFd) {
 
 /// A file's content in memory.
 fn copy(file: &TargetFile) -> Result<(File, About), OpenError> {
-    if file.about.length > MAX_COPIED_BYTES {
-        return Err(OpenError::TooLong { bytes_max: MAX_COPIED_BYTES });
+    if file.about.length > COPIED_BYTES_MAX {
+        return Err(OpenError::TooLong { bytes_max: COPIED_BYTES_MAX });
     }
     // SAFETY: the name ends with NUL; memfd_create(2) creates a descriptor that nobody else owns.
     let mut copy = unsafe {
@@ -184,8 +184,8 @@ fn copy(file: &TargetFile) -> Result<(File, About), OpenError> {
             return Ok((copy, About::from(&file.file.metadata()?)));
         }
         all += bytes as u64;
-        if all > MAX_COPIED_BYTES {
-            return Err(OpenError::TooLong { bytes_max: MAX_COPIED_BYTES });
+        if all > COPIED_BYTES_MAX {
+            return Err(OpenError::TooLong { bytes_max: COPIED_BYTES_MAX });
         }
         copy.write_all(&piece[..bytes])?;
     }

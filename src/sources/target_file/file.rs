@@ -10,10 +10,10 @@ use crate::binary::map::Map;
 use crate::binary::{ImageBytes, OpenError};
 
 /// Longest file that is mapped: longer ones are sparse, meant to be read for hours.
-const MAX_MAPPED_BYTES: u64 = 32 << 30;
+const MAPPED_BYTES_MAX: u64 = 32 << 30;
 /// Longest file that is copied, and limit of all copies of a run together.
-pub(super) const MAX_COPIED_BYTES: u64 = 256 << 20;
-const MAX_COPIES_BYTES: u64 = 1 << 30;
+pub(super) const COPIED_BYTES_MAX: u64 = 256 << 20;
+const COPIES_BYTES_MAX: u64 = 1 << 30;
 /// Bytes per read.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
@@ -95,15 +95,15 @@ impl TargetFile {
     }
 
     fn check_length(&self) -> Result<(), OpenError> {
-        match self.about.length > MAX_MAPPED_BYTES {
-            true => Err(OpenError::TooLong { bytes_max: MAX_MAPPED_BYTES }),
+        match self.about.length > MAPPED_BYTES_MAX {
+            true => Err(OpenError::TooLong { bytes_max: MAPPED_BYTES_MAX }),
             false => Ok(()),
         }
     }
 
     fn copy(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
-        let left = MAX_COPIES_BYTES.saturating_sub(COPIED_BYTES.load(Relaxed));
-        let bytes = self.read(MAX_COPIED_BYTES.min(left), copying)?;
+        let left = COPIES_BYTES_MAX.saturating_sub(COPIED_BYTES.load(Relaxed));
+        let bytes = self.read(COPIED_BYTES_MAX.min(left), copying)?;
         COPIED_BYTES.fetch_add(bytes.len() as u64, Relaxed);
         Ok(ImageBytes::new(bytes))
     }

@@ -19,9 +19,9 @@ use crate::binary::OpenError;
 use super::file_system::{self, Storage};
 
 /// Most symbolic links in a path (`MAXSYMLINKS` of the kernel).
-const MAX_LINKS: u32 = 40;
+const LINKS_MAX: u32 = 40;
 /// Longest path, and longest link target (`PATH_MAX`).
-const MAX_PATH_BYTES: usize = 4096;
+const PATH_BYTES_MAX: usize = 4096;
 /// Error for a link in a directory where anybody could replace it.
 pub(super) const OPEN_DIRECTORY: OpenError =
     OpenError::Because("a link leads through a directory of others; not followed");
@@ -45,7 +45,7 @@ pub(in crate::sources) enum Links {
 /// # Errors
 /// The file does not exist, or a link may not be followed.
 pub(super) fn resolve(root: &File, path: &str, links: Links) -> Result<File, OpenError> {
-    if path.len() >= MAX_PATH_BYTES {
+    if path.len() >= PATH_BYTES_MAX {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG).into());
     }
     if links == Links::All {
@@ -112,7 +112,7 @@ fn by_component(root: &File, path: &str, links: Links) -> Result<File, OpenError
         }
         followed += 1;
         // Those of /proc lead wherever the kernel says, even outside of the root.
-        if followed > MAX_LINKS || matches!(file_system::of(&entry)?, Storage::Kernel(_)) {
+        if followed > LINKS_MAX || matches!(file_system::of(&entry)?, Storage::Kernel(_)) {
             return Err(io::Error::from_raw_os_error(libc::ELOOP).into());
         }
         if let Links::OfUser(user) = links
@@ -153,13 +153,13 @@ fn open_entry(directory: &File, name: Vec<u8>) -> io::Result<File> {
 }
 
 fn read_link(link: &File) -> io::Result<Vec<u8>> {
-    let mut target = vec![0; MAX_PATH_BYTES];
+    let mut target = vec![0; PATH_BYTES_MAX];
     // SAFETY: the buffer is as long as it is said to be, and the empty path means the link itself.
     let length =
         unsafe { libc::readlinkat(link.as_raw_fd(), c"".as_ptr(), target.as_mut_ptr().cast(), target.len()) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
     target.truncate(length);
-    if target.is_empty() || length >= MAX_PATH_BYTES {
+    if target.is_empty() || length >= PATH_BYTES_MAX {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
     }
     Ok(target)

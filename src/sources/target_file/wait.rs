@@ -1,10 +1,10 @@
 //! File operations for a target in worker threads, with a bounded wait.
 //!
 //! A FUSE or network file system can leave any system call on a file unanswered, and a target can mount one.
-//! The sampling thread hands the operation to a worker and waits for at most [`MAX_WAIT`]; a worker that
+//! The sampling thread hands the operation to a worker and waits for at most [`WAIT_MAX`]; a worker that
 //! hangs is abandoned. Only time in which the worker sleeps counts, so that load on the machine has no
 //! effect. Hanging places are recorded per process ([`Patience`]), and all waits of a run together are
-//! bounded, too ([`MAX_WAITS`]).
+//! bounded, too ([`WAITS_MAX`]).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -15,20 +15,20 @@ use std::time::Duration;
 use crate::binary::OpenError;
 
 /// Longest wait for opening one file.
-const MAX_WAIT: Duration = Duration::from_millis(500);
+const WAIT_MAX: Duration = Duration::from_millis(500);
 /// Longest wait for a file that is copied, which reads all of it.
-const MAX_COPY_WAIT: Duration = Duration::from_secs(2);
+const COPY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Longest total wait for the files of one process.
-const MAX_PROCESS_WAIT: Duration = Duration::from_secs(2);
+const PROCESS_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Longest total wait for the files of a run, after which each one has [`LATE_WAIT`].
-const MAX_WAITS: Duration = Duration::from_secs(3);
+const WAITS_MAX: Duration = Duration::from_secs(3);
 const LATE_WAIT: Duration = Duration::from_millis(10);
 /// Most workers hanging at one time; with more, no file is opened.
-const MAX_STUCK: usize = 256;
+const STUCK_MAX: usize = 256;
 /// Poll interval for a worker that has not answered.
 const SLICE: Duration = Duration::from_millis(10);
 /// Longest wait for a worker that gets no CPU, in slices: ten minutes.
-const MAX_SLICES: u32 = 60_000;
+const SLICES_MAX: u32 = 60_000;
 /// A worker's stack; it calls the system and parses nothing.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -74,7 +74,7 @@ impl Patience {
         work: impl FnOnce(&Copying) -> Result<T, OpenError> + Send + 'static,
     ) -> Result<T, OpenError> {
         let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.waited_ms.load(Relaxed) >= MAX_PROCESS_WAIT.as_millis() as u64 || silent().contains(&place) {
+        if self.waited_ms.load(Relaxed) >= PROCESS_WAIT_MAX.as_millis() as u64 || silent().contains(&place) {
             return Err(OpenError::NoAnswer);
         }
         let (result, waited) = self.workers.wait_for(work);
@@ -128,7 +128,7 @@ impl Workers {
         &'static self,
         work: impl FnOnce(&Copying) -> Result<T, OpenError> + Send + 'static,
     ) -> (Option<Result<T, OpenError>>, Duration) {
-        if self.stuck.load(Relaxed) >= MAX_STUCK {
+        if self.stuck.load(Relaxed) >= STUCK_MAX {
             return (None, Duration::ZERO);
         }
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,7 +163,7 @@ impl Workers {
             if !runs(worker.tid.load(Relaxed)) {
                 asleep += SLICE;
             }
-            if asleep >= self.limit(&copying) || slices >= MAX_SLICES {
+            if asleep >= self.limit(&copying) || slices >= SLICES_MAX {
                 abandoned.store(true, Relaxed);
                 self.stuck.fetch_add(1, Relaxed);
                 // It may have answered in between.
@@ -182,9 +182,9 @@ impl Workers {
 
     fn limit(&self, copying: &Copying) -> Duration {
         match copying.0.load(Relaxed) {
-            _ if self.waited_ms.load(Relaxed) >= MAX_WAITS.as_millis() as u64 => LATE_WAIT,
-            true => MAX_COPY_WAIT,
-            false => MAX_WAIT,
+            _ if self.waited_ms.load(Relaxed) >= WAITS_MAX.as_millis() as u64 => LATE_WAIT,
+            true => COPY_WAIT_MAX,
+            false => WAIT_MAX,
         }
     }
 }
@@ -287,7 +287,7 @@ mod tests {
             assert!(process.wait_for(FileLocation::Device(number), hang(until)).is_err());
             waited = Duration::from_millis(workers.waited_ms.load(Relaxed));
         }
-        assert!(waited <= MAX_WAITS + MAX_WAIT + LATE_WAIT * 40, "{waited:?}");
+        assert!(waited <= WAITS_MAX + WAIT_MAX + LATE_WAIT * 40, "{waited:?}");
         let process = Patience { workers, ..Patience::default() };
         assert_eq!(process.wait_for(FileLocation::Device(1), |_| Ok(7)).ok(), Some(7), "others answer");
     }
@@ -309,7 +309,7 @@ mod tests {
             assert!(patience.wait_for(FileLocation::Device(number), work).is_err());
             begun += u64::from(told.recv().is_ok());
         }
-        assert_eq!(begun, (MAX_PROCESS_WAIT.as_millis() / MAX_WAIT.as_millis()) as u64);
+        assert_eq!(begun, (PROCESS_WAIT_MAX.as_millis() / WAIT_MAX.as_millis()) as u64);
         assert_eq!(why(patience.wait_for(FileLocation::Device(99), |_| Ok(7))), no_answer());
     }
 }

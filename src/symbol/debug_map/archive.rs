@@ -12,7 +12,7 @@ use crate::binary::object::part;
 use crate::symbol::error::ObjectFileError;
 
 /// Limit on members of an archive; the largest static libraries have some ten thousand.
-const MAX_MEMBERS: usize = 1 << 20;
+const MEMBERS_MAX: usize = 1 << 20;
 
 /// An archive with an index of its members.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Archive {
         let mut members: HashMap<Vec<u8>, Vec<(Range<u64>, u64)>> = HashMap::new();
         // Names are stored next to each other in the file, unless a malicious file makes many begin in a long one.
         let mut left = data.len();
-        for member in file.members().take(MAX_MEMBERS) {
+        for member in file.members().take(MEMBERS_MAX) {
             let Ok(member) = member else { break };
             left = left.checked_sub(member.name().len()).ok_or(ObjectFileError::NamesOverlap)?;
             let (start, size) = member.file_range();

@@ -11,7 +11,7 @@ pub(in crate::symbol) type Slice<'a> = EndianSlice<'a, LittleEndian>;
 pub(in crate::symbol) type Dwarf<'a> = gimli::Dwarf<Slice<'a>>;
 
 /// Limit on functions at one address; the deepest in real programs are some fifty.
-pub const MAX_INLINED: usize = 256;
+pub const INLINED_MAX: usize = 256;
 
 /// Bytes of text per step: it is searched and copied by words.
 pub(super) const TEXT_BYTES_PER_STEP: u64 = 16;

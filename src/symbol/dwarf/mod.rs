@@ -19,7 +19,7 @@ mod split;
 mod unit;
 mod walk;
 
-pub use budget::MAX_INLINED;
+pub use budget::INLINED_MAX;
 pub use debug::{Ask, Chain, Debug, LineInfo, Sections};
 pub use index::{Index, Job};
 pub use names::{Texts, TextsShared};

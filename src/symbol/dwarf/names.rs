@@ -16,14 +16,14 @@ use super::budget::{Budget, Dwarf, Result, Slice, TEXT_BYTES_PER_STEP};
 use super::unit::{self, Abbrevs, Unit};
 use crate::symbol::demangle::{Demangler, demangle_with};
 use crate::symbol::short;
-use crate::symbol::table::MAX_NAME_BYTES;
-use crate::symbol::why::{MAX_TEXT_BYTES, Style};
+use crate::symbol::table::NAME_BYTES_MAX;
+use crate::symbol::why::{Style, TEXT_BYTES_MAX};
 
 /// Limit on references between a function and its name: an inlined one refers to its definition, that to a
 /// declaration, and each may be in another unit.
-const MAX_HOPS: usize = 8;
+const HOPS_MAX: usize = 8;
 /// Limit on other units kept open. With link-time optimization units refer to many.
-const MAX_OTHERS: usize = 64;
+const OTHERS_MAX: usize = 64;
 
 /// A function's names in the file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,7 +111,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
     /// The names of an entry, and the last of the entries that it refers to; invalid references are ignored.
     fn follow(&mut self, mut at: EntryKey) -> (Name<'a>, EntryKey) {
         let mut name = Name::default();
-        for _ in 0..MAX_HOPS {
+        for _ in 0..HOPS_MAX {
             match self.hop(at, &mut name) {
                 Ok(Some(next)) if name.linkage.is_none() => at = next,
                 _ => break,
@@ -141,7 +141,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
                     let Ok(text) = dwarf.attr_string(unit, value) else { continue };
                     let into = if spec.name() == c::DW_AT_name { &mut name.plain } else { &mut name.linkage };
                     self.budget.spend(text.len() as u64 / TEXT_BYTES_PER_STEP)?;
-                    let text = &text.slice()[..text.len().min(MAX_NAME_BYTES)];
+                    let text = &text.slice()[..text.len().min(NAME_BYTES_MAX)];
                     *into = into.or((!text.is_empty()).then_some(text));
                 }
                 c::DW_AT_abstract_origin | c::DW_AT_specification => {
@@ -172,7 +172,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
         let start = *units.get(units.partition_point(|unit| *unit <= at).checked_sub(1)?)?;
         let key = (file, start);
         if !self.others.contains_key(&key) {
-            if self.others.len() >= MAX_OTHERS {
+            if self.others.len() >= OTHERS_MAX {
                 self.others.clear();
             }
             let header = dwarf.debug_info.header_from_offset(DebugInfoOffset(start)).ok()?;
@@ -267,7 +267,7 @@ impl<'s> Texts<'s> {
             return Some(Arc::clone(known));
         }
         let before = self.shared.bytes.fetch_add(text.len(), Ordering::Relaxed);
-        if before + text.len() > MAX_TEXT_BYTES {
+        if before + text.len() > TEXT_BYTES_MAX {
             self.shared.bytes.fetch_sub(text.len(), Ordering::Relaxed);
             return None;
         }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian};
 
-use super::budget::{Dwarf, DwarfError, MAX_INLINED};
+use super::budget::{Dwarf, DwarfError, INLINED_MAX};
 use super::debug::{Ask, Chain, Debug, LineInfo, Sections};
 use super::index::Job;
 use super::lines::{Lines, NO_FILE, NO_ROW, Row};
@@ -184,7 +184,7 @@ impl<'a> Work<'_, 'a> {
             let mut at = found.leaf.get(position).copied().unwrap_or(NONE);
             let mut row: Row = rows.get(position).copied().unwrap_or(NO_ROW);
             // From the inside out: the line of a function is that of the call in it.
-            while let Some(node) = found.nodes.get(at as usize).filter(|_| functions.len() < MAX_INLINED) {
+            while let Some(node) = found.nodes.get(at as usize).filter(|_| functions.len() < INLINED_MAX) {
                 let name = names.get(&node.entry).cloned();
                 functions.push(place(name, row, &mut lines, texts));
                 row = (node.call_file, node.call_line);

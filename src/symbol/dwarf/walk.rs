@@ -5,7 +5,7 @@
 
 use gimli::{AttributeSpecification, AttributeValue, UnitOffset, constants as c};
 
-use super::budget::{Budget, Dwarf, MAX_INLINED, Result, Slice};
+use super::budget::{Budget, Dwarf, INLINED_MAX, Result, Slice};
 use super::lines::NO_FILE;
 use super::unit::{PcAttributes, Unit};
 
@@ -186,7 +186,7 @@ impl<'a> Walk<'_, 'a, '_> {
             return Ok(false);
         }
         let around = self.found.nodes.get(parent as usize).map_or(0, |node| node.depth + 1);
-        if around as usize >= MAX_INLINED {
+        if around as usize >= INLINED_MAX {
             return Ok(true);
         }
         let node = self.found.nodes.len() as u32;

@@ -10,7 +10,7 @@ use crate::images::Image;
 use crate::symbol::error::DebugFileError;
 
 /// Limit on dSYMs opened per directory.
-const MAX_CANDIDATES: usize = 256;
+const CANDIDATES_MAX: usize = 256;
 
 pub(super) fn locate(
     image: &Image,
@@ -33,7 +33,7 @@ pub(super) fn locate(
             return;
         }
     }
-    for path in files.known_by_uuid(&uuid).into_iter().take(MAX_CANDIDATES) {
+    for path in files.known_by_uuid(&uuid).into_iter().take(CANDIDATES_MAX) {
         // Spotlight returns the bundle; its content is named like the binary.
         for path in inside(&path, &image.name, files) {
             if try_dsym(&path, &uuid, macho, files, found, true) {
@@ -66,7 +66,7 @@ fn in_deps(path: &str, files: &dyn Files) -> Vec<String> {
     // Cargo names its output after the crate, with `_` for `-`.
     let stem = format!("{}-", name.replace('-', "_"));
     let is_it = |entry: &String| entry.ends_with(".dSYM") && entry.starts_with(&stem);
-    let bundles = files.list(&deps).into_iter().filter(is_it).take(MAX_CANDIDATES);
+    let bundles = files.list(&deps).into_iter().filter(is_it).take(CANDIDATES_MAX);
     bundles.map(|bundle| format!("{deps}/{bundle}/{INSIDE}/{}", bundle.trim_end_matches(".dSYM"))).collect()
 }
 

@@ -12,7 +12,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Entry, MAX_COMPARED_BYTES, NONE, OPEN_ENDED, function_end, name_at};
+use super::{COMPARED_BYTES_MAX, Entry, NONE, OPEN_ENDED, function_end, name_at};
 use crate::binary::FormatError;
 use crate::binary::elf::{Class, class, code_ranges};
 use crate::binary::gopclntab::GoFunctions;
@@ -130,7 +130,7 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
         if name == 0 || !section.contains(&start) {
             continue;
         }
-        if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, MAX_COMPARED_BYTES)) {
+        if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, COMPARED_BYTES_MAX)) {
             continue;
         }
         let end = if size == 0 { section.end } else { start.saturating_add(size) };
@@ -230,7 +230,7 @@ pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
 fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize {
     if aliases.len() > 1 {
         let key = |entry: &Entry| {
-            let name = name_at(names, entry.name, MAX_COMPARED_BYTES);
+            let name = name_at(names, entry.name, COMPARED_BYTES_MAX);
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (name.is_empty(), entry.link, underscores, name.len(), name, Reverse(entry.end))
         };

@@ -7,12 +7,12 @@
 //! (ULEB flags, then values by flags); a byte with the number of edges; and for each its NUL-terminated letters
 //! and the ULEB offset of the next node.
 
-use super::MAX_NAME_BYTES;
+use super::NAME_BYTES_MAX;
 use crate::binary::ImageBytes;
 use crate::leb128::take_unsigned;
 
 /// Limit on edges from the root to a node. Linkers branch where names differ; twenty is usual.
-const MAX_DEPTH: u32 = 1024;
+const DEPTH_MAX: u32 = 1024;
 
 /// Bits of a terminal's flags for its kind; 0 is code or data at an address.
 const KIND: u64 = 0x03;
@@ -143,7 +143,7 @@ impl Walk<'_> {
             let child = usize::try_from(take_unsigned(&mut rest)?).ok()?;
             // No letters: ld64 creates a separate terminal node for a name that is a prefix of another.
             let length = length + letters;
-            if length > MAX_NAME_BYTES || node.depth == MAX_DEPTH {
+            if length > NAME_BYTES_MAX || node.depth == DEPTH_MAX {
                 continue;
             }
             let edge = u32::try_from(self.edges.len()).ok()?;

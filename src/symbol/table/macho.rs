@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::exports::Exports;
-use super::{Entry, MAX_COMPARED_BYTES, NONE, Pool, Strings, SymbolTable};
+use super::{COMPARED_BYTES_MAX, Entry, NONE, Pool, Strings, SymbolTable};
 use crate::addr::Svma;
 use crate::binary::ImageBytes;
 use crate::binary::macho::{MachO, NLIST_32_BYTES, function_starts};
@@ -198,7 +198,7 @@ fn best(aliases: &[Entry], names: &SourceNames) -> Entry {
     }
     let of_rank = aliases.chunk_by(|a, b| a.link == b.link).find_map(|same_rank| {
         let named = same_rank.iter().filter_map(|entry| {
-            let name = names.name(entry.name, MAX_COMPARED_BYTES);
+            let name = names.name(entry.name, COMPARED_BYTES_MAX);
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (!name.is_empty()).then_some(((underscores, name.len(), name), entry))
         });

@@ -20,7 +20,7 @@ use object::pe::{
 use object::read::coff::Symbol as _;
 use object::read::pe::ImageNtHeaders;
 
-use super::{Entry, MAX_COMPARED_BYTES, NONE, OPEN_ENDED, Strings, SymbolTable, function_end, name_at};
+use super::{COMPARED_BYTES_MAX, Entry, NONE, OPEN_ENDED, Strings, SymbolTable, function_end, name_at};
 use crate::addr::Svma;
 use crate::binary::ImageBytes;
 use crate::binary::pe::unwind::Functions;
@@ -28,7 +28,7 @@ use crate::binary::pe::{self, Pe};
 use crate::symbol::Why;
 
 /// Limit on symbols of exports.
-const MAX_EXPORTS: usize = 1 << 16;
+const EXPORTS_MAX: usize = 1 << 16;
 /// Size of a symbol, and of its first field, which contains names of up to eight letters.
 const SYMBOL_BYTES: usize = 18;
 const SHORT_NAME_BYTES: usize = 8;
@@ -112,7 +112,7 @@ fn exports(data: &[u8], pe: &Pe) -> Vec<Entry> {
         let name_at = pe.file_offset_of(pe.image_base.checked_add(u64::from(pointer))?)?;
         place(pe, rva, u32::try_from(name_at).ok().filter(|at| *at < SHORT)?, RANK_EXPORT)
     };
-    table.name_iter().take(MAX_EXPORTS).filter_map(entry).collect()
+    table.name_iter().take(EXPORTS_MAX).filter_map(entry).collect()
 }
 
 /// A symbol in code, with the end of its section.
@@ -130,7 +130,7 @@ fn choose(entries: &mut Vec<Entry>, names: &Names) {
             return Some(*only);
         }
         let key = |entry: &&Entry| {
-            let name = names.name(entry.name, MAX_COMPARED_BYTES);
+            let name = names.name(entry.name, COMPARED_BYTES_MAX);
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (name.is_empty(), entry.link, underscores, name.len(), name)
         };

@@ -7,7 +7,7 @@ mod facts;
 
 pub(super) use facts::Facts;
 
-use super::bounds::MAX_STACK_BYTES;
+use super::bounds::STACK_BYTES_MAX;
 use super::frames::{Frames, Method};
 use super::processor::Processor;
 use super::words::Words;
@@ -74,7 +74,7 @@ pub(super) fn follow<P: Processor>(
 /// The end of a chain at a record outside the copied bytes: a deeper stack than copied, or no record.
 fn outside_copy<P: Processor>(record: Avma, chain: &root::Chain, input: &Input<'_>) -> StackEnd {
     let limit = input.stack_top.map_or(u64::MAX, |top| top.0);
-    if record.0 < limit && record.0 - chain.above.0 < MAX_STACK_BYTES {
+    if record.0 < limit && record.0 - chain.above.0 < STACK_BYTES_MAX {
         return StackEnd::DeeperThanCopied;
     }
     chain.end::<P>(input)

@@ -9,7 +9,7 @@ use super::{record, syscall};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
-use crate::walk::bounds::MAX_STACK_BYTES;
+use crate::walk::bounds::STACK_BYTES_MAX;
 use crate::walk::fp::{self, Facts};
 use crate::walk::processor::row;
 use crate::walk::table::Table;
@@ -135,7 +135,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
     let Some((cfa, return_slot)) = cfa.zip(rule.return_at.and_then(slot)) else { return Step::NotFollowed };
     let Some(word) = input.read::<u64>(return_slot) else {
         let near = return_slot > sp
-            && return_slot - sp < MAX_STACK_BYTES
+            && return_slot - sp < STACK_BYTES_MAX
             && input.stack_limit.is_none_or(|limit| return_slot < limit);
         return if near { Step::OutsideCopy } else { Step::NotFollowed };
     };

@@ -11,7 +11,7 @@ use stackprof::walk::{Code, Frames, UnwindMethod, Input, OtherStack, StackBytes,
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;
-const MAX_DEPTH: usize = 32;
+const DEPTH_MAX: usize = 32;
 
 struct Text<'a> {
     bytes: &'a [u8],
@@ -50,7 +50,7 @@ fuzz_target!(|data: &[u8]| {
     let code = Text { bytes, function };
     let input = Input {
         stack_limit: (kind & 2 != 0).then_some(Avma(STACK + 0x800)),
-        max_depth: MAX_DEPTH,
+        max_depth: DEPTH_MAX,
         ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
     };
     // Where the process stack pointer may be: in the same memory.
@@ -63,7 +63,7 @@ fuzz_target!(|data: &[u8]| {
     for (how, _) in UnwindMethod::ALL {
         unwind_on_two(how, &registers, &input, other, &mut unwinder, &mut frames).expect("all code is in images");
         assert!(
-            (1..=MAX_DEPTH).contains(&frames.addresses.len())
+            (1..=DEPTH_MAX).contains(&frames.addresses.len())
                 && frames.methods.len() == frames.addresses.len()
         );
     }

@@ -13,7 +13,7 @@ use stackprof::walk::{Frames, UnwindMethod, Input, StackBytes, Unwinder, unwind}
 
 /// Where the copied stack is.
 const STACK: u64 = 0x7fff_0000;
-const MAX_DEPTH: usize = 64;
+const DEPTH_MAX: usize = 64;
 
 /// A word of the input; most lead near the code or the stack, as those of a real stack do.
 fn word(kind: u8, bytes: [u8; 2]) -> u64 {
@@ -52,7 +52,7 @@ fuzz_target!(|data: &[u8]| {
         stack_top: (kind & 2 != 0).then_some(Avma(STACK + 0x400)),
         stack_limit: (kind & 4 != 0).then_some(Avma(STACK + 0x800)),
         fp_always: kind & 8 != 0,
-        max_depth: MAX_DEPTH,
+        max_depth: DEPTH_MAX,
         address_mask: if kind & 16 == 0 { u64::MAX } else { (1 << 47) - 1 },
         ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
     };
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
     for how in [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer] {
         unwind(how, &registers, &input, &mut unwinder, &mut frames).expect("all code is in images");
         assert!(
-            (1..=MAX_DEPTH).contains(&frames.addresses.len())
+            (1..=DEPTH_MAX).contains(&frames.addresses.len())
                 && frames.methods.len() == frames.addresses.len()
         );
     }

@@ -345,7 +345,7 @@ impl State {
         &mut self,
         port: ThreadPort,
         flavor: i32,
-        state: &mut [u32; StateFlavor::MAX_COUNT],
+        state: &mut [u32; StateFlavor::COUNT_MAX],
         count: &mut u32,
     ) -> Code<()> {
         let (task, thread) = self.thread(port)?;

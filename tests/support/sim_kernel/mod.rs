@@ -241,7 +241,7 @@ impl MachKernel for SimKernel {
         &self,
         thread: ThreadPort,
         flavor: i32,
-        words: &mut [u32; StateFlavor::MAX_COUNT],
+        words: &mut [u32; StateFlavor::COUNT_MAX],
         count: &mut u32,
     ) -> Kern<()> {
         self.mach(Method::ThreadGetState, |state, _| state.thread_get_state(thread, flavor, words, count))

@@ -15,7 +15,7 @@ use super::super::malformed::Malformed;
 use super::super::tally::Tally;
 use super::product::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 use super::tables::{FrameTable, FuncTable, Library, ResourceTable, Stack, StackTable, Stacks, Tables};
-use crate::profile::MAX_DEPTH;
+use crate::profile::DEPTH_MAX;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
@@ -350,9 +350,9 @@ fn read_samples(
                     });
                     continue;
                 };
-                if found.depth as usize > MAX_DEPTH {
+                if found.depth as usize > DEPTH_MAX {
                     return Err(
-                        format!("sample {index} has more than {MAX_DEPTH} functions (MAX_DEPTH)").into()
+                        format!("sample {index} has more than {DEPTH_MAX} functions (DEPTH_MAX)").into()
                     );
                 }
                 cache.node(builder, root, *stack)

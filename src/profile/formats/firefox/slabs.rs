@@ -82,7 +82,7 @@ impl Slabs<'_> {
         if length <= self.bytes_max {
             return Ok(());
         }
-        Err(format!("as JSON it is larger than {} MiB (MAX_JSON_BYTES)", self.bytes_max >> 20).into())
+        Err(format!("as JSON it is larger than {} MiB (JSON_BYTES_MAX)", self.bytes_max >> 20).into())
     }
 
     fn array<const N: usize, T: serde::Serialize>(
@@ -201,7 +201,7 @@ mod tests {
         let mut slabs: Vec<(u32, &[u8])> = levels.iter().map(|level| (10, level.as_slice())).collect();
         for last in [&[7; 4096][..], &[]] {
             slabs.push((1, last));
-            assert_eq!(json(&slabs), "as JSON it is larger than 1 MiB (MAX_JSON_BYTES)");
+            assert_eq!(json(&slabs), "as JSON it is larger than 1 MiB (JSON_BYTES_MAX)");
             slabs.pop();
         }
         let whole = container(&[(10, b"[{\"$s\":1}]"), (3, &[1, 0])]);

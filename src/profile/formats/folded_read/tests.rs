@@ -137,11 +137,11 @@ fn an_endless_line_is_refused_without_reading_it_all() {
 #[test]
 fn stacks_are_limited_to_the_depth_of_every_format() {
     for root in ["p", "p;io (7)", "p;io (7);[incomplete]"] {
-        let deepest = format!("{root}{}", ";f".repeat(MAX_DEPTH));
+        let deepest = format!("{root}{}", ";f".repeat(DEPTH_MAX));
         assert_eq!(read(format!("{deepest} 1\n").as_bytes(), "a").expect("reads").total(), 1);
         assert_eq!(
             refused(format!("p;a 1\n{deepest};f 1\n").as_bytes()),
-            "a.folded:2: a stack has more than 262144 functions (MAX_DEPTH)"
+            "a.folded:2: a stack has more than 262144 functions (DEPTH_MAX)"
         );
     }
 }

@@ -13,7 +13,7 @@ use std::collections::HashSet;
 use super::attributes::{self, Any};
 use super::key;
 use super::tables::Tables;
-use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
+use crate::profile::about::{About, COMMENTS_MAX, SAMPLES};
 use crate::profile::formats::Malformed;
 use crate::profile::formats::extra::Extra;
 use crate::profile::formats::pprof::metadata;
@@ -161,7 +161,7 @@ impl Header {
             (key::RECORDING | key::COMMENTS, _) => {
                 self.is_ours |= key == key::RECORDING;
                 value.for_each_text(|comment| {
-                    limit(*comments, MAX_COMMENTS, "comments")?;
+                    limit(*comments, COMMENTS_MAX, "comments")?;
                     *comments += 1;
                     metadata::take_comment(&mut self.about, comment);
                     Ok(())

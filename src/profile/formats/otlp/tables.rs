@@ -6,14 +6,14 @@
 use std::borrow::Cow;
 
 use super::proto::{self, field};
-use crate::profile::builder::{MAX_FUNCTIONS, MAX_MAPPINGS};
+use crate::profile::builder::{FUNCTIONS_MAX, MAPPINGS_MAX};
 use crate::profile::formats::protobuf::{Value, for_each_field, limit, message};
 use crate::profile::formats::{Malformed, encoding};
-use crate::profile::texts::MAX_TEXTS;
-use crate::trie::{MAX_FRAMES, MAX_NODES};
+use crate::profile::texts::TEXTS_MAX;
+use crate::trie::{FRAMES_MAX, NODES_MAX};
 
 /// Most bytes of a mapping, function or location: a message takes several times its size in memory.
-pub(super) const MAX_ITEM_BYTES: usize = 1 << 20;
+pub(super) const ITEM_BYTES_MAX: usize = 1 << 20;
 
 /// The tables.
 #[derive(Default)]
@@ -50,37 +50,37 @@ impl<'a> Tables<'a> {
 
     fn add(&mut self, table: u32, item: &'a [u8]) -> Result<(), Malformed> {
         let small = |what: &str, index: usize| match item.len() {
-            0..=MAX_ITEM_BYTES => Ok(()),
+            0..=ITEM_BYTES_MAX => Ok(()),
             _ => Err(Malformed::from(format!("{what} {index} is too long"))),
         };
         match table {
             field::STRING_TABLE => {
-                limit(self.strings.len(), MAX_TEXTS, "strings")?;
+                limit(self.strings.len(), TEXTS_MAX, "strings")?;
                 // Names of files and symbols can be any bytes.
                 self.strings.push(encoding::text(item));
             }
             field::MAPPING_TABLE => {
                 let index = self.mappings.len();
-                limit(index, MAX_MAPPINGS, "mappings")?;
+                limit(index, MAPPINGS_MAX, "mappings")?;
                 small("mapping", index)?;
                 self.mappings.push(message(item, "mapping", index)?);
             }
             field::FUNCTION_TABLE => {
                 let index = self.functions.len();
-                limit(index, MAX_FUNCTIONS, "functions")?;
+                limit(index, FUNCTIONS_MAX, "functions")?;
                 self.functions.push(message(item, "function", index)?);
             }
             field::LOCATION_TABLE => {
-                limit(self.locations.len(), MAX_FRAMES, "locations")?;
+                limit(self.locations.len(), FRAMES_MAX, "locations")?;
                 small("location", self.locations.len())?;
                 self.locations.push(item);
             }
             field::STACK_TABLE => {
-                limit(self.stacks.len(), MAX_NODES, "stacks")?;
+                limit(self.stacks.len(), NODES_MAX, "stacks")?;
                 self.stacks.push(item);
             }
             field::ATTRIBUTE_TABLE => {
-                limit(self.attributes.len(), MAX_NODES, "attributes")?;
+                limit(self.attributes.len(), NODES_MAX, "attributes")?;
                 self.attributes.push(item);
             }
             _ => {}

@@ -15,7 +15,7 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 
 use super::dictionary::Dictionary;
 use super::proto::{self, Any, AnyValue, field};
-use super::{MAX_OBSERVATIONS, SCOPE, key};
+use super::{OBSERVATIONS_MAX, SCOPE, key};
 use crate::profile::StackFrame;
 use crate::profile::about::About;
 use crate::profile::formats::extra::Extra;
@@ -221,7 +221,7 @@ impl Writer<'_> {
                 if let Some(cpu) = cpu {
                     attributes.push(self.dictionary.attribute(key::CPU, Any::Int(cpu.into()))?);
                 }
-                for samples in samples.chunks(MAX_OBSERVATIONS) {
+                for samples in samples.chunks(OBSERVATIONS_MAX) {
                     self.observations(stack, attributes.clone(), samples)?;
                 }
             }

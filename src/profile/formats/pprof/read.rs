@@ -14,11 +14,11 @@ use prost::Message;
 
 use super::proto::{self, field};
 use super::prune::{Cut, Prune};
-use super::tables::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, for_each_field};
+use super::tables::{PERIOD_NS_MAX, SAMPLE_BYTES_MAX, Tables, for_each_field};
 use super::values::{CountedValue, chosen};
 use super::{label, metadata};
 use crate::escape::file_name;
-use crate::profile::MAX_DEPTH;
+use crate::profile::DEPTH_MAX;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::formats::Malformed;
@@ -83,7 +83,7 @@ fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
         ..About::default()
     };
     let unit = tables.string(tables.period_type.unit, "the period type")?;
-    let is_rate = unit == "nanoseconds" && (1..=MAX_PERIOD_NS).contains(&tables.period);
+    let is_rate = unit == "nanoseconds" && (1..=PERIOD_NS_MAX).contains(&tables.period);
     if is_rate && about.unit == SAMPLES {
         about.hz = Some((1e9 / tables.period as f64).round() as u32);
     }
@@ -231,8 +231,8 @@ impl Reader<'_, '_> {
             let (field::SAMPLE, Value::Bytes(bytes)) = (field, value) else { return Ok(()) };
             number += 1;
             let of = || format!("sample {number}");
-            if bytes.len() > MAX_SAMPLE_BYTES {
-                return Err(format!("{} is longer than {MAX_SAMPLE_BYTES} bytes", of()).into());
+            if bytes.len() > SAMPLE_BYTES_MAX {
+                return Err(format!("{} is longer than {SAMPLE_BYTES_MAX} bytes", of()).into());
             }
             let sample = match proto::Sample::decode(bytes) {
                 Ok(sample) => sample,
@@ -266,8 +266,8 @@ impl Reader<'_, '_> {
                 has_user |= cut == Cut::Nothing;
                 let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
                 depth += lines.max(1);
-                if depth > MAX_DEPTH {
-                    return Err(format!("{} has more than {MAX_DEPTH} functions (MAX_DEPTH)", of()).into());
+                if depth > DEPTH_MAX {
+                    return Err(format!("{} has more than {DEPTH_MAX} functions (DEPTH_MAX)", of()).into());
                 }
                 stack.push(frame);
                 if has_user && cut != Cut::Nothing {

@@ -7,18 +7,18 @@ use prost::bytes::Buf;
 use prost::encoding::decode_varint;
 
 use super::proto::{self, field};
-use crate::profile::about::MAX_COMMENTS;
+use crate::profile::about::COMMENTS_MAX;
 use crate::profile::formats::protobuf::{self, Value, limit, message};
 use crate::profile::formats::{Malformed, encoding};
 
 /// Most bytes of one sample: a message takes up to sixteen times its size in memory.
-pub(super) const MAX_SAMPLE_BYTES: usize = 4 << 20;
+pub(super) const SAMPLE_BYTES_MAX: usize = 4 << 20;
 
 /// Most bytes of one location with its inlined functions.
-pub(super) const MAX_LOCATION_BYTES: usize = 1 << 20;
+pub(super) const LOCATION_BYTES_MAX: usize = 1 << 20;
 
 /// Longest period that can be a rate: one sample a second.
-pub(in crate::profile::formats) const MAX_PERIOD_NS: i64 = 1_000_000_000;
+pub(in crate::profile::formats) const PERIOD_NS_MAX: i64 = 1_000_000_000;
 
 /// Calls `visit` with each field of the outermost message.
 pub(super) fn for_each_field<'a>(
@@ -59,7 +59,7 @@ impl<'a> Tables<'a> {
             match (number, value) {
                 (field::STRING_TABLE, Value::Bytes(text)) => {
                     let index = tables.strings.len();
-                    limit(index, crate::profile::texts::MAX_TEXTS, "strings")?;
+                    limit(index, crate::profile::texts::TEXTS_MAX, "strings")?;
                     // Names of files and symbols can be any bytes.
                     tables.strings.push(encoding::text(text));
                 }
@@ -68,16 +68,16 @@ impl<'a> Tables<'a> {
                     tables.sample_types.push(message(bytes, "sample type", tables.sample_types.len())?);
                 }
                 (field::MAPPING, Value::Bytes(bytes)) => {
-                    limit(tables.mappings.len(), crate::profile::builder::MAX_MAPPINGS, "mappings")?;
+                    limit(tables.mappings.len(), crate::profile::builder::MAPPINGS_MAX, "mappings")?;
                     tables.mappings.push(message(bytes, "mapping", tables.mappings.len())?);
                 }
                 (field::FUNCTION, Value::Bytes(bytes)) => {
-                    limit(tables.functions.len(), crate::profile::builder::MAX_FUNCTIONS, "functions")?;
+                    limit(tables.functions.len(), crate::profile::builder::FUNCTIONS_MAX, "functions")?;
                     tables.functions.push(message(bytes, "function", tables.functions.len())?);
                 }
                 (field::LOCATION, Value::Bytes(location)) => {
-                    limit(tables.locations.len(), crate::trie::MAX_FRAMES, "locations")?;
-                    if location.len() > MAX_LOCATION_BYTES {
+                    limit(tables.locations.len(), crate::trie::FRAMES_MAX, "locations")?;
+                    if location.len() > LOCATION_BYTES_MAX {
                         return Err(format!("location {} is too long", tables.locations.len()).into());
                     }
                     // A slice of `bytes`, so its offset fits in 32 bits.
@@ -95,12 +95,12 @@ impl<'a> Tables<'a> {
                 (field::DROP_FRAMES, Value::Number(value)) => tables.drop_frames = value,
                 (field::KEEP_FRAMES, Value::Number(value)) => tables.keep_frames = value,
                 (field::COMMENT, Value::Number(value)) => {
-                    limit(tables.comments.len(), MAX_COMMENTS, "comments")?;
+                    limit(tables.comments.len(), COMMENTS_MAX, "comments")?;
                     tables.comments.push(value);
                 }
                 (field::COMMENT, Value::Bytes(mut packed)) => {
                     while packed.has_remaining() {
-                        limit(tables.comments.len(), MAX_COMMENTS, "comments")?;
+                        limit(tables.comments.len(), COMMENTS_MAX, "comments")?;
                         let value = decode_varint(&mut packed);
                         tables.comments.push(value.map_err(|error| {
                             Malformed::caused_by(format!("the comments are broken: {error}"), error)

@@ -7,7 +7,7 @@ use prost::Message;
 
 use super::metadata;
 use super::proto::{self, field};
-use super::tables::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, for_each_field};
+use super::tables::{PERIOD_NS_MAX, SAMPLE_BYTES_MAX, Tables, for_each_field};
 use crate::profile::about::SAMPLES;
 use crate::profile::formats::Malformed;
 use crate::profile::formats::protobuf::Value;
@@ -15,7 +15,7 @@ use crate::profile::formats::tally::Tally;
 
 /// Shortest period for converting times to samples: no profiler samples every microsecond, and a period of 1
 /// means that time itself is counted.
-pub(in crate::profile::formats) const MIN_PERIOD_NS: i64 = 1_000;
+pub(in crate::profile::formats) const PERIOD_NS_MIN: i64 = 1_000;
 
 /// The value of a sample to count.
 #[derive(Clone, Copy)]
@@ -58,7 +58,7 @@ pub(super) fn chosen(
         tables.string(tables.period_type.kind, "the period type")?,
         tables.string(tables.period_type.unit, "the period type")?,
     );
-    let is_sampled = period == (kind, unit) && (MIN_PERIOD_NS..=MAX_PERIOD_NS).contains(&tables.period);
+    let is_sampled = period == (kind, unit) && (PERIOD_NS_MIN..=PERIOD_NS_MAX).contains(&tables.period);
     let found = match unit {
         "nanoseconds"
             if kind != SAMPLES && is_sampled && are_multiples(bytes, index, tables.period.unsigned_abs()) =>
@@ -108,7 +108,7 @@ fn are_proportional(bytes: &[u8], of: usize, value: usize, has_waits: bool) -> b
 /// Calls `visit` with the values of each sample until it returns false.
 fn each_sample(bytes: &[u8], mut visit: impl FnMut(&dyn Fn(usize) -> i64) -> bool) -> Result<(), Malformed> {
     for_each_field(bytes, |field, value: Value<'_>| match (field, value) {
-        (field::SAMPLE, Value::Bytes(bytes)) if bytes.len() <= MAX_SAMPLE_BYTES => {
+        (field::SAMPLE, Value::Bytes(bytes)) if bytes.len() <= SAMPLE_BYTES_MAX => {
             // Errors are reported when the samples are read.
             let Ok(sample) = proto::Sample::decode(bytes) else { return Ok(()) };
             let goes_on = visit(&|index| sample.value.get(index).copied().unwrap_or(0));

@@ -12,7 +12,7 @@ use super::super::lists::Index;
 use super::super::malformed::Malformed;
 use super::super::tally::Tally;
 use super::reader::Reader;
-use crate::profile::MAX_DEPTH;
+use crate::profile::DEPTH_MAX;
 use crate::profile::full::Full;
 use crate::profile::saved::StackRoot;
 use crate::trie::NodeId;
@@ -61,8 +61,8 @@ pub(super) fn read(
             continue;
         };
         match &*event.kind {
-            "O" if open.stack.len() >= MAX_DEPTH => {
-                return Err(Malformed::from(format!("more than {MAX_DEPTH} functions (MAX_DEPTH)")).at(of));
+            "O" if open.stack.len() >= DEPTH_MAX => {
+                return Err(Malformed::from(format!("more than {DEPTH_MAX} functions (DEPTH_MAX)")).at(of));
             }
             "O" => {
                 let node = reader.builder.child_node(open.top(), known).map_err(at)?;

@@ -15,7 +15,7 @@ use super::super::tally::Tally;
 use super::evented::{self, Event};
 use super::frame::{ExtraThread, FileFrame, WAITING};
 use super::reader::{Reader, Scale, TIME, Unit};
-use crate::profile::MAX_DEPTH;
+use crate::profile::DEPTH_MAX;
 use crate::profile::about::About;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
@@ -148,8 +148,8 @@ impl Reader {
             rest = rest.get(usize::from(root.waiting)..).unwrap_or_default();
             root.complete = !marked(rest.first(), INCOMPLETE);
             rest = rest.get(usize::from(!root.complete)..).unwrap_or_default();
-            if rest.len() > MAX_DEPTH {
-                let why = format!("more than {MAX_DEPTH} functions (MAX_DEPTH)");
+            if rest.len() > DEPTH_MAX {
+                let why = format!("more than {DEPTH_MAX} functions (DEPTH_MAX)");
                 return Err(Malformed::from(why).at(of));
             }
             stack.clear();

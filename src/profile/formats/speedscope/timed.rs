@@ -24,7 +24,7 @@ const LATE_PERIODS: f64 = 0.25;
 const ROUNDING: &str = "[rounding]";
 /// Most frames of all samples together, each written separately: 100 MB. Larger profiles are written without
 /// times.
-const MAX_FRAMES: u64 = 1 << 24;
+const FRAMES_MAX: u64 = 1 << 24;
 
 /// Whether viewers can open a file with the times, and weights are times.
 pub(super) fn fits(saved: &SavedProfile, timeline: &Timeline, frames: &Frames<'_>) -> bool {
@@ -36,7 +36,7 @@ pub(super) fn fits(saved: &SavedProfile, timeline: &Timeline, frames: &Frames<'_
     let depth = |sample: &TimedSample| {
         sample.node.map_or(1, |node| depths.get(node.0 as usize).copied().unwrap_or(1))
     };
-    saved.about.period_ns().is_some() && samples.map(depth).fold(0, u64::saturating_add) <= MAX_FRAMES
+    saved.about.period_ns().is_some() && samples.map(depth).fold(0, u64::saturating_add) <= FRAMES_MAX
 }
 
 /// Writes the threads of a timeline.

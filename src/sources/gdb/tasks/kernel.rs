@@ -8,11 +8,11 @@
 use crate::binary::elf::{structures, variables};
 
 /// Most ready lists, one for each priority (`configMAX_PRIORITIES`).
-const MAX_PRIORITIES: u64 = 256;
+const PRIORITIES_MAX: u64 = 256;
 /// Sizes of a `List_t`: with a mini list item at its end, and with a full one (`configUSE_MINI_LIST_ITEM`).
 const LIST_BYTES: [u64; 2] = [20, 28];
 /// Largest plausible structure.
-const MAX_BYTES: u64 = 4096;
+const BYTES_MAX: u64 = 4096;
 
 /// Consecutive lists in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Kernel {
         let (current, ready, delayed) = (at(0)?, found[2]?, found[3]?);
         let form = Form::described(file).or_else(|| Form::usual(delayed.bytes))?;
         let priorities = ready.bytes / form.list_bytes;
-        if !(1..=MAX_PRIORITIES).contains(&priorities) {
+        if !(1..=PRIORITIES_MAX).contains(&priorities) {
             return None;
         }
         let one = |index: usize| at(index).map(|at| Lists { at, count: 1 });
@@ -99,7 +99,7 @@ impl Form {
             // Name before V10.
             container: item.offset("pxContainer").or_else(|| item.offset("pvContainer"))?,
             item_bytes: item.bytes,
-            name: name.filter(|(offset, length)| *offset < MAX_BYTES && (1..MAX_BYTES).contains(length)),
+            name: name.filter(|(offset, length)| *offset < BYTES_MAX && (1..BYTES_MAX).contains(length)),
             stack,
         };
         form.is_sound().then_some(form)
@@ -122,7 +122,7 @@ impl Form {
 
     /// Whether all offsets are inside of their structures.
     fn is_sound(&self) -> bool {
-        let within = |offset: u64, bytes: u64| bytes <= MAX_BYTES && offset.saturating_add(4) <= bytes;
+        let within = |offset: u64, bytes: u64| bytes <= BYTES_MAX && offset.saturating_add(4) <= bytes;
         within(self.number, self.list_bytes)
             && within(self.end.saturating_add(self.next), self.list_bytes)
             && [self.next, self.owner, self.container]

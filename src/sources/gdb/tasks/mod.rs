@@ -14,13 +14,13 @@ use crate::arch::Arm;
 pub(super) use kernel::Kernel;
 
 /// Most tasks.
-const MAX_TASKS: usize = 512;
+const TASKS_MAX: usize = 512;
 /// Most lists to walk: more than any configuration has priorities.
-const MAX_LISTS: usize = 512;
+const LISTS_MAX: usize = 512;
 /// Bytes of a task control block to search for its name.
 const TCB_BYTES: usize = 256;
 /// Longest name (`configMAX_TASK_NAME_LEN` is 16 unless configured).
-const MAX_NAME_BYTES: usize = 64;
+const NAME_BYTES_MAX: usize = 64;
 /// Word offsets behind the items of a task control block: priority, stack (`pxStack`), and
 /// configuration-dependent members before the name.
 const STACK_WORD: usize = 1;
@@ -117,15 +117,15 @@ impl Tasks {
                 let at = lists.at + index as u64 * form.list_bytes;
                 let number = word_at(list, form.number).unwrap_or(0);
                 let first = word_at(list, form.end + form.next);
-                let left = usize::try_from(number).unwrap_or(usize::MAX).min(MAX_TASKS);
-                if let Some(first) = first.filter(|_| left > 0 && walks.len() < MAX_LISTS) {
+                let left = usize::try_from(number).unwrap_or(usize::MAX).min(TASKS_MAX);
+                if let Some(first) = first.filter(|_| left > 0 && walks.len() < LISTS_MAX) {
                     walks.push((at, first, left));
                 }
             }
         }
         let mut found: Vec<u64> = Vec::new();
         // One item of each list at a time: as many round trips as the longest list has items.
-        while !walks.is_empty() && found.len() < MAX_TASKS {
+        while !walks.is_empty() && found.len() < TASKS_MAX {
             let ranges: Vec<Range> = walks
                 .iter()
                 .map(|(_, item, _)| Range { at: *item, bytes: form.item_bytes as usize })
@@ -145,7 +145,7 @@ impl Tasks {
                 *left > 0 && *next != *list + form.end
             });
         }
-        found.truncate(MAX_TASKS);
+        found.truncate(TASKS_MAX);
         Ok(found)
     }
 
@@ -168,7 +168,7 @@ impl Tasks {
             return Ok(changed);
         }
         for (tcb, bytes) in new.into_iter().zip(read(&ranges)?) {
-            if self.tasks.len() < MAX_TASKS && !bytes.is_empty() {
+            if self.tasks.len() < TASKS_MAX && !bytes.is_empty() {
                 let name = self.name(tcb, &bytes).unwrap_or_default();
                 let stack = self.stack(tcb, &bytes);
                 self.tasks.push(Task { tcb, name, stack, missing: 0 });
@@ -253,7 +253,7 @@ fn word_at(bytes: &[u8], offset: u64) -> Option<u64> {
 
 /// The name at the start of these bytes: printable characters with a terminating zero.
 fn text(bytes: &[u8]) -> Option<String> {
-    let end = bytes.iter().take(MAX_NAME_BYTES).position(|byte| *byte == 0)?;
+    let end = bytes.iter().take(NAME_BYTES_MAX).position(|byte| *byte == 0)?;
     let text = std::str::from_utf8(&bytes[..end]).ok()?;
     let is_name = !text.trim().is_empty() && !text.chars().any(char::is_control);
     is_name.then(|| text.to_owned())

@@ -177,7 +177,7 @@ fn malformed_lists_end() {
         memory.put(RUNNING, &[1]);
         let mut tasks = tasks(&[(READY, 8), (DELAYED, 1), (u64::MAX - 4, 1)]);
         update(&mut tasks, &mut memory, 0);
-        assert!(tasks.known().len() <= MAX_TASKS && memory.reads < 2 * MAX_TASKS);
+        assert!(tasks.known().len() <= TASKS_MAX && memory.reads < 2 * TASKS_MAX);
         let tcbs: Vec<u64> = tasks.known().iter().map(|task| task.tcb).collect();
         let saved = tasks.saved(&tcbs, true, &|_| true, &mut |ranges: &[Range]| memory.read(ranges));
         assert_eq!(saved.unwrap().len(), tcbs.len());
@@ -190,5 +190,5 @@ fn malformed_lists_end() {
     let mut tasks = tasks(&[(READY, 1)]);
     update(&mut tasks, &mut memory, 0);
     assert_eq!(names(&tasks), ["task 0"], "a list of one that is its own next");
-    assert!(memory.reads < MAX_TASKS + 8, "{}", memory.reads);
+    assert!(memory.reads < TASKS_MAX + 8, "{}", memory.reads);
 }

@@ -7,7 +7,7 @@ use crate::binary::macho::fat::ImageIdentity;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::heap::shared_memory::image_line::{CACHE, LOADED, UNLOADED};
 use crate::sources::mach::dyld::{
-    EXECUTE, IN_SHARED_CACHE, MAX_IMAGES, MAX_TEXT_BYTES, SharedCache, identity_of, own_image,
+    EXECUTE, IMAGES_MAX, IN_SHARED_CACHE, SharedCache, TEXT_BYTES_MAX, identity_of, own_image,
 };
 use crate::sources::mach::images::{own_cache, part_of_file};
 use crate::sources::mach::kernel::MachKernel;
@@ -62,7 +62,7 @@ impl ImageList {
         let Some(image) = image else { return };
         // dyld reports an image twice where one is loaded while the shim starts.
         self.images.retain(|known| known.load != image.load);
-        if self.images.len() < MAX_IMAGES {
+        if self.images.len() < IMAGES_MAX {
             self.images.push(image);
         }
     }
@@ -136,7 +136,7 @@ impl ListedImage {
         let mut fields = Fields(line);
         let image = ListedImage {
             load: fields.number(16)?,
-            size: fields.number(16)?.min(MAX_TEXT_BYTES),
+            size: fields.number(16)?.min(TEXT_BYTES_MAX),
             stated: fields.number(16)?,
             offset: fields.number(16)?,
             uuid: fields.uuid()?,
@@ -207,8 +207,8 @@ mod tests {
                 let _ = ImageList::parse(&damaged);
             }
         }
-        let many: String = (0..MAX_IMAGES as u64 + 9).map(|number| loaded(number << 20, "/x")).collect();
-        assert_eq!(ImageList::parse(many.as_bytes()).images.len(), MAX_IMAGES);
+        let many: String = (0..IMAGES_MAX as u64 + 9).map(|number| loaded(number << 20, "/x")).collect();
+        assert_eq!(ImageList::parse(many.as_bytes()).images.len(), IMAGES_MAX);
         let end = loaded(u64::MAX, "/end");
         let mut mappings = Vec::new();
         ImageList::parse(end.as_bytes()).mappings(&mut mappings);

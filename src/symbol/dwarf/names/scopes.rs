@@ -12,10 +12,10 @@ use hashbrown::HashMap;
 use super::{EntryKey, NameReader, Texts};
 use crate::symbol::dwarf::budget::{Budget, Result};
 use crate::symbol::dwarf::unit::Unit;
-use crate::symbol::table::MAX_NAME_BYTES;
+use crate::symbol::table::NAME_BYTES_MAX;
 
 /// Limit on nested scopes; real names have up to ten.
-const MAX_AROUND: usize = 32;
+const AROUND_MAX: usize = 32;
 /// Typical size of an entry in most files, in bytes.
 const ENTRY_BYTES: u64 = 8;
 
@@ -77,7 +77,7 @@ impl EnclosingScopes {
             // A wanted offset in the middle of another entry is invalid.
             while wanted.next_if(|wanted| **wanted < entry).is_some() {}
             if wanted.next_if(|wanted| **wanted == entry).is_some() {
-                let first = around.len().saturating_sub(MAX_AROUND);
+                let first = around.len().saturating_sub(AROUND_MAX);
                 self.of.push((entry, around[first..].iter().map(|(_, scope)| *scope).collect()));
             }
             let (mut sibling, mut language) = (None, None);
@@ -158,7 +158,7 @@ fn text(
             (None, None) => continue,
         };
         bytes += part.len() + separator.len();
-        if bytes > MAX_NAME_BYTES {
+        if bytes > NAME_BYTES_MAX {
             break;
         }
         parts.push(part);

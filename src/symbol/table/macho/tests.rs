@@ -8,7 +8,7 @@ use crate::binary::macho::build::{
     EXT, File, LOCAL, Nlist, PRIVATE, STAB_FUN, Section, TEXT, at, nlist, trie, uleb,
 };
 use crate::symbol::demangle::demangle;
-use crate::symbol::table::MAX_NAME_BYTES;
+use crate::symbol::table::NAME_BYTES_MAX;
 
 fn table(file: &File) -> Result<SymbolTable, Why> {
     SymbolTable::parse(&ImageBytes::new(file.build()))
@@ -299,14 +299,14 @@ fn cyclic_and_endless_tries_are_bounded() {
 
 #[test]
 fn the_length_of_names_is_limited() {
-    let long = format!("_{}", "x".repeat(2 * MAX_NAME_BYTES));
+    let long = format!("_{}", "x".repeat(2 * NAME_BYTES_MAX));
     let file = of(&[nlist(&long, EXT, 0x1000)], &[]);
-    assert_eq!(name(&file, 0x1000).unwrap().len(), MAX_NAME_BYTES);
+    assert_eq!(name(&file, 0x1000).unwrap().len(), NAME_BYTES_MAX);
     let in_trie = File { trie: trie(&[(&long, at(0, &[0x1000]))]), ..of(&[nlist("_f", EXT, 0x1800)], &[]) };
     assert_eq!(name(&in_trie, 0x1000), None, "such an export is left out");
-    let fits = &long[..MAX_NAME_BYTES];
+    let fits = &long[..NAME_BYTES_MAX];
     let in_trie = File { trie: trie(&[(fits, at(0, &[0x1000]))]), ..in_trie };
-    assert_eq!(name(&in_trie, 0x1000).unwrap().len(), MAX_NAME_BYTES - 1);
+    assert_eq!(name(&in_trie, 0x1000).unwrap().len(), NAME_BYTES_MAX - 1);
 }
 
 /// A remote pool, which returns names one by one and records them.

@@ -8,16 +8,16 @@ use super::super::proto::{self, field};
 use super::super::tables::Tables;
 use crate::profile::about::SAMPLES;
 use crate::profile::formats::Malformed;
-use crate::profile::formats::pprof::tables::MAX_PERIOD_NS;
-use crate::profile::formats::pprof::values::MIN_PERIOD_NS;
+use crate::profile::formats::pprof::tables::PERIOD_NS_MAX;
+use crate::profile::formats::pprof::values::PERIOD_NS_MIN;
 use crate::profile::formats::protobuf::{Value, for_each_field, for_each_number, limit, message};
 
 /// Most profiles of a file.
-const MAX_PROFILES: usize = 1 << 16;
+const PROFILES_MAX: usize = 1 << 16;
 /// Most attributes of a profile.
-const MAX_ATTRIBUTES: usize = 1 << 10;
+const ATTRIBUTES_MAX: usize = 1 << 10;
 /// Most bytes of a value's type and unit: these are compared for all profiles.
-const MAX_KIND_BYTES: usize = 256;
+const KIND_BYTES_MAX: usize = 256;
 
 /// A profile of the file.
 pub(super) struct Profile<'t, 'a> {
@@ -58,7 +58,7 @@ pub(super) fn profiles<'t, 'a>(
             let (field::SCOPE_PROFILES, Value::Bytes(of_scope)) = (number, value) else { return Ok(()) };
             for_each_field(of_scope, &"the profiles of a scope", |number, value| {
                 if let (field::PROFILES, Value::Bytes(bytes)) = (number, value) {
-                    limit(profiles.len(), MAX_PROFILES, "profiles")?;
+                    limit(profiles.len(), PROFILES_MAX, "profiles")?;
                     profiles.push(Profile::read(bytes, (resource, resource_number), tables)?);
                 }
                 Ok(())
@@ -89,8 +89,8 @@ impl<'t, 'a> Profile<'t, 'a> {
         let kind = |bytes: &[u8], of: &str| -> Result<(&'t str, &'t str), Malformed> {
             let kind: proto::ValueType = message(bytes, of, 0)?;
             let kind = (tables.string(kind.kind.into(), of)?, tables.string(kind.unit.into(), of)?);
-            if kind.0.len().max(kind.1.len()) > MAX_KIND_BYTES {
-                return Err(format!("{of} is longer than {MAX_KIND_BYTES} bytes").into());
+            if kind.0.len().max(kind.1.len()) > KIND_BYTES_MAX {
+                return Err(format!("{of} is longer than {KIND_BYTES_MAX} bytes").into());
             }
             Ok(kind)
         };
@@ -106,7 +106,7 @@ impl<'t, 'a> Profile<'t, 'a> {
                 (field::SAMPLES, Value::Bytes(_)) => profile.samples += 1,
                 (field::PROFILE_ATTRIBUTES, _) => {
                     for_each_number(value, &"the list of attributes of a profile", |index| {
-                        limit(profile.attributes.len(), MAX_ATTRIBUTES, "attributes of a profile")?;
+                        limit(profile.attributes.len(), ATTRIBUTES_MAX, "attributes of a profile")?;
                         profile.attributes.push(index);
                         Ok(())
                     })?;
@@ -200,12 +200,12 @@ impl CountUnit {
         let has_period =
             |other: &&Profile<'_, '_>| (other.period, other.period_kind) == (first.period, first.period_kind);
         let has_period = profiles.iter().all(has_period) && first.period_kind.1 == "nanoseconds";
-        let period = Some(first.period).filter(|_| has_period).filter(|ns| (1..=MAX_PERIOD_NS).contains(ns));
+        let period = Some(first.period).filter(|_| has_period).filter(|ns| (1..=PERIOD_NS_MAX).contains(ns));
         let hz = period.map(|ns| (1e9 / ns as f64).round() as u32);
         let whole = period.filter(|ns| {
             unit == "nanoseconds"
                 && first.period_kind.0 == kind
-                && *ns >= MIN_PERIOD_NS
+                && *ns >= PERIOD_NS_MIN
                 && profiles.iter().all(|profile| profile.are_multiples(ns.unsigned_abs()))
         });
         if let Some(period) = whole {

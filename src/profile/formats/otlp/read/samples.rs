@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use super::super::attributes::{self, Any};
 use super::super::proto::{self, field};
 use super::super::tables::Tables;
-use super::super::{MAX_OBSERVATIONS, key};
+use super::super::{OBSERVATIONS_MAX, key};
 use super::profiles::{Profile, for_each_time};
 use crate::escape::file_name;
-use crate::profile::MAX_DEPTH;
+use crate::profile::DEPTH_MAX;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::formats::pprof::label;
@@ -27,7 +27,7 @@ use crate::trie::NodeId;
 use prost::encoding::decode_varint;
 
 /// Most attributes of a sample.
-const MAX_ATTRIBUTES: usize = 1 << 10;
+const ATTRIBUTES_MAX: usize = 1 << 10;
 
 /// Meaning of a sample's attribute.
 #[derive(Clone, Copy)]
@@ -83,15 +83,15 @@ impl Sample {
                 Ok(())
             }),
             field::SAMPLE_ATTRIBUTES => for_each_number(value, &"it", |index| {
-                more(&mut self.attributes, index, MAX_ATTRIBUTES);
+                more(&mut self.attributes, index, ATTRIBUTES_MAX);
                 Ok(())
             }),
             field::VALUES => for_each_number(value, &"it", |value| {
-                more(&mut self.values, value, MAX_OBSERVATIONS);
+                more(&mut self.values, value, OBSERVATIONS_MAX);
                 Ok(())
             }),
             field::TIMESTAMPS => {
-                for_each_time(value, |time| more(&mut self.times, time, MAX_OBSERVATIONS));
+                for_each_time(value, |time| more(&mut self.times, time, OBSERVATIONS_MAX));
                 Ok(())
             }
             _ => Ok(()),
@@ -248,8 +248,8 @@ impl<'t, 'a> Reader<'t, 'a> {
     ) -> Result<(), Malformed> {
         let of = || format!("sample {number}");
         let observations = sample.values.len().max(sample.times.len());
-        limit(observations, MAX_OBSERVATIONS + 1, "observations of a sample")?;
-        limit(sample.attributes.len(), MAX_ATTRIBUTES + 1, "attributes of a sample")?;
+        limit(observations, OBSERVATIONS_MAX + 1, "observations of a sample")?;
+        limit(sample.attributes.len(), ATTRIBUTES_MAX + 1, "attributes of a sample")?;
         let missing =
             |index: &&u64| usize::try_from(**index).map_or(true, |index| index >= self.attributes.len());
         let fault = sample.fault().or_else(|| {
@@ -403,7 +403,7 @@ impl<'t, 'a> Reader<'t, 'a> {
                 return Ok(());
             }
             for_each_number(value, &"its stack", |location| {
-                limit(locations.len(), MAX_DEPTH, "frames of a stack (MAX_DEPTH)")?;
+                limit(locations.len(), DEPTH_MAX, "frames of a stack (DEPTH_MAX)")?;
                 locations.push(location);
                 Ok(())
             })
@@ -414,8 +414,8 @@ impl<'t, 'a> Reader<'t, 'a> {
             let Some(frame) = self.frame(*location)? else { return Ok(Err(format!("location {location}"))) };
             let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
             depth += lines.max(1);
-            if depth > MAX_DEPTH {
-                return Err(format!("more than {MAX_DEPTH} functions (MAX_DEPTH)").into());
+            if depth > DEPTH_MAX {
+                return Err(format!("more than {DEPTH_MAX} functions (DEPTH_MAX)").into());
             }
             frames.push(frame);
         }

@@ -20,7 +20,7 @@ use super::rings::{RING_BYTES_OF_EVERYBODY, map_ring};
 use crate::sources::linux::threads;
 
 /// Maximum number of passes over a list of threads or processes until one finds nothing new.
-pub(in crate::sources::linux::perf) const MAX_PASSES: u32 = 8;
+pub(in crate::sources::linux::perf) const PASSES_MAX: u32 = 8;
 /// Reason for refusing to open more events.
 const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
                                sudo, with which it takes one for each CPU";
@@ -52,7 +52,7 @@ impl ThreadEvents {
         rings: &mut Vec<(Ring, OwnedFd)>,
     ) -> io::Result<()> {
         let mut known: Vec<pid_t> = Vec::new();
-        for _ in 0..MAX_PASSES {
+        for _ in 0..PASSES_MAX {
             let Ok(listed) = threads::list(pid) else { break };
             let new: Vec<pid_t> = listed.into_iter().filter(|tid| !known.contains(tid)).collect();
             if new.is_empty() {

@@ -10,7 +10,7 @@ use crate::binary::Mapping;
 /// frames count as unnamed, or their stacks as incomplete, until /proc/PID/maps is read again. Processes have
 /// fewer at a time (`vm.max_map_count`): a list this long consists mostly of mappings already removed by
 /// munmap(2), which is not recorded.
-const MAX_MAPPINGS: usize = 65_536;
+const MAPPINGS_MAX: usize = 65_536;
 
 /// The mappings of one process.
 #[derive(Clone, Debug, Default)]
@@ -55,7 +55,7 @@ impl MmapHistory {
                 kept.push(Mapping { avma: end..old.avma.end, file_offset, ..old.clone() });
             }
         }
-        if self.list.len() - (to - from) + kept.len() <= MAX_MAPPINGS {
+        if self.list.len() - (to - from) + kept.len() <= MAPPINGS_MAX {
             self.list.splice(from..to, kept);
         }
     }

@@ -6,7 +6,7 @@ use libc::pid_t;
 use super::super::clocks::monotonic_ns;
 use super::super::events::options::{EventOptions, Scope};
 use super::super::events::set::Events;
-use super::super::events::thread_events::MAX_PASSES;
+use super::super::events::thread_events::PASSES_MAX;
 use super::{PerfSource, read_rings};
 
 impl PerfSource {
@@ -16,7 +16,7 @@ impl PerfSource {
             return Ok(());
         }
         let mut listed = self.exits.pids();
-        for _ in 0..MAX_PASSES {
+        for _ in 0..PASSES_MAX {
             let running = self.pipeline.running();
             let started: Vec<pid_t> = running.into_iter().filter(|pid| !listed.contains(pid)).collect();
             if started.is_empty() {
@@ -70,7 +70,7 @@ impl PerfSource {
     fn with_started(&mut self, mut new: Events, mut listed: Vec<pid_t>) -> std::io::Result<Events> {
         // From here on, samples of both would count time twice.
         self.events.sample_until(monotonic_ns());
-        for _ in 0..MAX_PASSES {
+        for _ in 0..PASSES_MAX {
             read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
             let started = self.pipeline.started_by(&listed);
             if started.is_empty() {
