@@ -16,7 +16,7 @@ use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Presentation};
-use super::stats::{CommandState, RunFigures};
+use super::stats::{CommandState, Memory, RunFigures};
 use super::{functions, messages, open, summary, symbolication, system, text};
 use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
@@ -51,54 +51,21 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         default_format: request.default_format,
         demo: request.source == Source::Demo,
     };
+    // A command must not run only to find that its profile cannot be written.
+    check(request, &destinations)?;
+    let Recorded { mut recording, target_files, command, user_behind_root, memory } =
+        record(request, launched, &destinations)?;
 
-    // Check: a command must not run only to find that its profile cannot be written.
-    let source_directories = match request.open {
-        // The viewer may be the page.
-        Some(_) => &[],
-        None => request.source_directories.as_deref().unwrap_or_default(),
-    };
-    let options = (request.reverse, request.pprof_timestamps);
-    destinations.check(options, source_directories, request.stats.as_ref())?;
-
-    // Record.
-    let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
-    let options = sampling_options(request, launched);
-    let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
-    // Before this thread switches to that user.
-    let user_behind_root = is_own.then(system::user_behind_root).flatten();
-    let &RecordOptions { method, kernel, children, children_needed, .. } = request;
-    let allocations = request.heap.as_ref().map(|heap| (heap, request.seed.unwrap_or(0)));
-    let mode = sampling::SamplingMode { method, kernel, children, children_needed, allocations };
-    let ((mut recording, target_files), command) =
-        sampling::run(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
-    let memory = system::own_memory();
-    signals::enter(Phase::Output);
-    if recording.stats.samples == 0 {
-        return Err(nothing_recorded(request, &recording, command));
-    }
-
-    // Symbolicate.
     let begun = Instant::now();
     let outputs = destinations.outputs(&recording.process.name, recording.process.pid);
     system::restrict_to_symbolizing(&files);
     let names = name(request, &recording, &*target_files, &outputs);
     let named = Instant::now();
 
-    // Write.
     system::restrict(Role::Writing);
     let circumstances = circumstances(request, launched, &recording, &outputs);
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
-    let saved = match &heap {
-        Some((heap, values)) => {
-            SavedProfile::from_heap(&recording, &names, circumstances, values, heap.shown)
-        }
-        None => SavedProfile::from_recording(&recording, &names, circumstances),
-    };
-    let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-    if let Some((heap, _)) = &heap {
-        saved.group_inuse(heap.callers, &|name| heap.skip.matches(name));
-    }
+    let saved = profile(&recording, &names, circumstances, heap.as_ref())?;
     let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
     let shown = shown(request, &recording, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
@@ -118,28 +85,82 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         shown: &shown,
     };
     let (figures, waiting_stats) = write(&result, named, figures)?;
-    let table = heap
-        .as_ref()
-        .map(|(heap, _)| super::heap::leak_table(&saved, heap, messages::width()))
-        .unwrap_or_default();
-    let saved = request.open.is_some().then_some(saved);
 
-    // Report.
     for to in waiting_stats {
         report::stats(&files, to, &recording, &figures)?;
     }
     match &heap {
-        Some((heap, values)) => {
-            report::heap_summary(request.verbosity, &recording, &names, &figures, (heap, values), table)
+        Some((options, values)) => {
+            let table = super::heap::leak_table(&saved, options, messages::width());
+            report::heap_summary(request.verbosity, &recording, &names, &figures, (options, values), table);
         }
         None => report::summary(request.verbosity, &recording, &names, &figures, request.unwind),
     }
-    if let (Some(viewer_options), Some(saved)) = (&request.open, saved) {
+    if let Some(viewer_options) = &request.open {
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = shown;
         open::show(saved, &page_title, source.as_deref(), code.as_ref(), viewer_options, request.verbosity)?;
     }
     report::cut_short(&recording).map_or(Ok(()), Err)
+}
+
+/// Refuses destinations that cannot be written.
+fn check(request: &RecordOptions, destinations: &Destinations<'_>) -> Result<()> {
+    let source_directories = match request.open {
+        // The viewer may be the page.
+        Some(_) => &[],
+        None => request.source_directories.as_deref().unwrap_or_default(),
+    };
+    let options = (request.reverse, request.pprof_timestamps);
+    destinations.check(options, source_directories, request.stats.as_ref())
+}
+
+/// A recording with samples, and what only its run knows.
+struct Recorded {
+    recording: Recording,
+    target_files: Arc<dyn Files>,
+    command: CommandState,
+    /// The user for whom sudo or doas ran the command as root, without `--as`.
+    user_behind_root: Option<String>,
+    /// Memory of the profiler itself at the end of the recording.
+    memory: Memory,
+}
+
+fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'_>) -> Result<Recorded> {
+    let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
+    let options = sampling_options(request, launched);
+    let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
+    // Before this thread switches to that user.
+    let user_behind_root = is_own.then(system::user_behind_root).flatten();
+    let &RecordOptions { method, kernel, children, children_needed, .. } = request;
+    let allocations = request.heap.as_ref().map(|heap| (heap, request.seed.unwrap_or(0)));
+    let mode = sampling::SamplingMode { method, kernel, children, children_needed, allocations };
+    let ((recording, target_files), command) =
+        sampling::run(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
+    let memory = system::own_memory();
+    signals::enter(Phase::Output);
+    if recording.stats.samples == 0 {
+        return Err(nothing_recorded(request, &recording, command));
+    }
+    Ok(Recorded { recording, target_files, command, user_behind_root, memory })
+}
+
+/// The profile of a recording, with the values of its allocations if it is one of them.
+fn profile(
+    recording: &Recording,
+    names: &symbol::Names,
+    circumstances: Circumstances,
+    heap: Option<&(&Heap, HeapValues)>,
+) -> Result<SavedProfile> {
+    let saved = match heap {
+        Some((heap, values)) => SavedProfile::from_heap(recording, names, circumstances, values, heap.shown),
+        None => SavedProfile::from_recording(recording, names, circumstances),
+    };
+    let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    if let Some((heap, _)) = heap {
+        saved.group_inuse(heap.callers, &|name| heap.skip.matches(name));
+    }
+    Ok(saved)
 }
 
 /// Why there is nothing to write.
