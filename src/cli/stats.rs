@@ -193,10 +193,12 @@ struct Report<'a> {
     ticks: u64,
     ticks_late: u64,
     ticks_late_wakeup: Option<u64>,
+    /// Skipped by --max-stop.
     ticks_spared: u64,
     samples_pushed: u64,
     waits: u64,
     stops: u64,
+    /// Stops of threads that had begun to wait, released at once.
     stops_let_go: u64,
     stops_not_on_cpu: u64,
     samples: u64,
@@ -217,6 +219,7 @@ struct Report<'a> {
     addresses_looked_up: u64,
     addresses_named: u64,
     pause_ns: Pause,
+    /// How long threads were stopped, nanoseconds.
     stood_ns: u64,
     held_up_ns: u64,
     target_cpu_s: f64,

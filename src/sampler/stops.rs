@@ -356,7 +356,7 @@ impl<'a> StopDriver<'a> {
     fn stopped(&mut self, id: ThreadId, outcome: Outcome, capture: Box<Capture>) {
         self.recorder.stats.stops += 1;
         self.recorder.stats.pause.add(capture.pause_ns);
-        self.recorder.stats.stopped_ns += capture.stood_ns;
+        self.recorder.stats.stopped_ns += capture.stopped_ns;
         let mut waited = false;
         if let Some(state) = self.threads.get_mut(&id) {
             state.stop_pending = false;
@@ -369,7 +369,7 @@ impl<'a> StopDriver<'a> {
                 Outcome::Captured => capture.stack.len() + capture.prefetched.bytes(),
                 _ => 0,
             };
-            self.recorder.stats.held_up_ns += self.budget.spend(capture.stood_ns, copied);
+            self.recorder.stats.held_up_ns += self.budget.spend(capture.stopped_ns, copied);
         }
         match outcome {
             Outcome::Captured => {

@@ -22,7 +22,7 @@ pub struct Capture {
     pub pause_ns: u64,
     /// The part of `pause_ns` in which the thread was known to be stopped, nanoseconds. Where one stop holds
     /// all threads, one capture has it and the others have 0.
-    pub stood_ns: u64,
+    pub stopped_ns: u64,
     /// Kernel frames, innermost first, if the source reports them.
     pub kernel: Vec<LookupAvma>,
     /// The stack has only kernel frames: the thread has no user memory yet, or has lost it.
@@ -67,7 +67,7 @@ impl Capture {
             stack: Vec::with_capacity(stack_bytes),
             prefetched: PrefetchedWords::default(),
             pause_ns: 0,
-            stood_ns: 0,
+            stopped_ns: 0,
             kernel: Vec::new(),
             only_kernel: false,
             status: None,
@@ -85,7 +85,7 @@ impl Capture {
         self.prefetched.clear();
         self.kernel.clear();
         self.only_kernel = false;
-        (self.pause_ns, self.stood_ns, self.stack_size_index) = (0, 0, 0);
+        (self.pause_ns, self.stopped_ns, self.stack_size_index) = (0, 0, 0);
         (self.status, self.stack_limit, self.other_stack, self.cpu) = (None, None, None, None);
     }
 

@@ -42,7 +42,7 @@ pub(super) struct Stops {
     /// When the target was last continued; 0 before.
     pub(super) ran_since_ns: u64,
     /// Time stopped for other purposes, not yet reported, nanoseconds.
-    pub(super) stood_ns: u64,
+    pub(super) stopped_ns: u64,
     /// Time of the last request for mappings, and whether a new one is due.
     pub(super) maps_ns: u64,
     pub(super) maps_wanted: bool,

@@ -67,10 +67,10 @@ impl GdbTarget {
         self.stops.ran_since_ns = now_ns;
         self.stops.copy_ns = now_ns.saturating_sub(stands_ns) / copies.len().max(1) as u64;
         let pause_ns = now_ns.saturating_sub(begun_ns);
-        let mut stood_ns = pause_ns.saturating_add(std::mem::take(&mut self.stops.stood_ns));
+        let mut stopped_ns = pause_ns.saturating_add(std::mem::take(&mut self.stops.stopped_ns));
         for mut copy in copies {
             copy.capture.pause_ns = pause_ns;
-            copy.capture.stood_ns = std::mem::take(&mut stood_ns);
+            copy.capture.stopped_ns = std::mem::take(&mut stopped_ns);
             self.account(&mut copy, ran_ns);
             let Copy { asked, capture, outcome, .. } = copy;
             self.stops.made.push_back(StopResult { thread: asked.thread, outcome, capture });

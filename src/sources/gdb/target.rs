@@ -276,7 +276,7 @@ impl GdbTarget {
         })();
         self.stub.without_limit();
         if stops {
-            self.stops.stood_ns += self.clock.now_ns().saturating_sub(begun_ns);
+            self.stops.stopped_ns += self.clock.now_ns().saturating_sub(begun_ns);
         }
         self.take_news();
         match asked {

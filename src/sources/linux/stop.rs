@@ -121,7 +121,7 @@ impl LinuxTarget {
         // A thread that stopped while we slept had waited for a CPU: it has been stopped since the end of
         // that sleep or a little longer.
         capture.pause_ns = end_ns - self.slept_until_ns.max(pending.asked_ns);
-        capture.stood_ns = end_ns - seen_ns;
+        capture.stopped_ns = end_ns - seen_ns;
         if outcome == Outcome::BeganToWait
             && let Some(thread) = self.threads.get_mut(&tid)
         {

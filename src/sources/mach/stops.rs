@@ -57,11 +57,11 @@ impl MachTarget<'_> {
             self.stops.asked.push_front(stop.asked);
             self.stops.spare.push(stop.capture);
         }
-        let (mut new_code, mut stood_ns) = (false, pause_ns);
+        let (mut new_code, mut stopped_ns) = (false, pause_ns);
         for mut stop in stops {
             let capture = &mut stop.capture;
             capture.pause_ns = pause_ns;
-            capture.stood_ns = std::mem::take(&mut stood_ns);
+            capture.stopped_ns = std::mem::take(&mut stopped_ns);
             if stop.outcome == Outcome::Captured {
                 let (sp, pc) =
                     (capture.registers.sp().0, capture.registers.pc().0 & self.process.address_mask);

@@ -44,8 +44,8 @@ pub struct SimLedger {
     interrupted_waiting: Cell<u64>,
     interrupted_stopped: Cell<u64>,
     captures: Cell<u64>,
-    stood_ns: Cell<u64>,
-    longest_stand_ns: Cell<u64>,
+    stopped_ns: Cell<u64>,
+    longest_stop_ns: Cell<u64>,
     idle_cpu_ns: Cell<u64>,
     faults: RefCell<BTreeMap<&'static str, u64>>,
     slots: RefCell<Vec<Slot>>,
@@ -101,14 +101,14 @@ impl SimLedger {
 
     /// Total stop time of all threads, nanoseconds.
     #[must_use]
-    pub fn stood_ns(&self) -> u64 {
-        self.stood_ns.get()
+    pub fn stopped_ns(&self) -> u64 {
+        self.stopped_ns.get()
     }
 
     /// The longest stop, nanoseconds.
     #[must_use]
-    pub fn longest_stand_ns(&self) -> u64 {
-        self.longest_stand_ns.get()
+    pub fn longest_stop_ns(&self) -> u64 {
+        self.longest_stop_ns.get()
     }
 
     /// Total idle time of all CPUs, nanoseconds.
@@ -178,19 +178,19 @@ impl SimLedger {
         bump(&self.idle_cpu_ns, ns);
     }
 
-    pub(super) fn stand(&self, thread: ThreadId) {
+    pub(super) fn record_stop(&self, thread: ThreadId) {
         if self.stopped.borrow_mut().insert(thread) {
             bump(&self.stops, 1);
         }
     }
 
-    /// Records the release of a thread, after `stood_ns`. A second call has no effect.
-    pub(super) fn record_release(&self, thread: ThreadId, stood_ns: u64, died: bool) {
+    /// Records the release of a thread, after `stopped_ns`. A second call has no effect.
+    pub(super) fn record_release(&self, thread: ThreadId, stopped_ns: u64, died: bool) {
         if self.stopped.borrow_mut().remove(&thread) {
             bump(&self.resumes, 1);
             bump(&self.died_stopped, u64::from(died));
-            bump(&self.stood_ns, stood_ns);
-            self.longest_stand_ns.set(self.longest_stand_ns.get().max(stood_ns));
+            bump(&self.stopped_ns, stopped_ns);
+            self.longest_stop_ns.set(self.longest_stop_ns.get().max(stopped_ns));
         }
     }
 

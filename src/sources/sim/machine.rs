@@ -144,7 +144,7 @@ impl Machine {
                 SimActivity::Stopped => self.ledger.interrupted_a_stopped_thread(),
                 _ => self.ledger.interrupted_a_waiting_thread(),
             }
-            self.stand(index);
+            self.stop_thread(index);
         }
     }
 
@@ -289,7 +289,7 @@ impl Machine {
             match thread.state {
                 ThreadState::Cpu(_) => {
                     if thread.pending.is_some_and(|pending| pending.due_ns <= self.now_ns) {
-                        self.stand(index);
+                        self.stop_thread(index);
                     } else if thread.left_ns == 0 {
                         self.next_phase(index);
                     }
@@ -350,13 +350,13 @@ impl Machine {
             self.threads[index].state = ThreadState::Off;
             if self.threads[index].pending.is_some() {
                 // A thread with a pending stop does not start to sleep.
-                self.stand(index);
+                self.stop_thread(index);
             }
         }
         self.fill_cpus();
     }
 
-    fn stand(&mut self, index: usize) {
+    fn stop_thread(&mut self, index: usize) {
         if let ThreadState::Cpu(cpu) = self.threads[index].state {
             let (lender, pending) = (self.cpus[cpu].lent_by, self.threads[index].pending);
             self.leave_cpu(index);
@@ -364,7 +364,7 @@ impl Machine {
             self.threads[index].pending = pending;
         }
         self.threads[index].state = ThreadState::Stopped { since_ns: self.now_ns };
-        self.ledger.stand(self.threads[index].id);
+        self.ledger.record_stop(self.threads[index].id);
         self.out.push_back(MachineOutput::Ready(index));
         self.fill_cpus();
     }

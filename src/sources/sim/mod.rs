@@ -240,7 +240,7 @@ impl SimTarget {
         });
         stopped.machine.run_to(now_ns.saturating_add(long_ns.unwrap_or(cost_ns)));
         capture.pause_ns = stopped.machine.pause_ns(index);
-        capture.stood_ns = capture.pause_ns;
+        capture.stopped_ns = capture.pause_ns;
         drop(stopped);
         self.clock.advance_to(self.machine.now_ns);
         Some(TargetEvent::Stopped { thread, outcome })

@@ -82,8 +82,8 @@ fn long_stops_are_measured_and_missed_ticks_counted() {
     let fault = SimFault { count: 20, ..SimFault::always(FaultKind::LongStop { pause_ns: 5 * MS }) };
     let recorded = with_fault(fault.from_time(SECOND));
     let stats = &recorded.profile.stats;
-    assert!(stats.pause.max_ns() >= 5 * MS && stats.pause.max_ns() >= recorded.ledger.longest_stand_ns());
-    assert!(stats.pause.total_ns() >= recorded.ledger.stood_ns(), "a pause is an upper bound");
+    assert!(stats.pause.max_ns() >= 5 * MS && stats.pause.max_ns() >= recorded.ledger.longest_stop_ns());
+    assert!(stats.pause.total_ns() >= recorded.ledger.stopped_ns(), "a pause is an upper bound");
     assert!((40..120).contains(&stats.ticks_late), "{} late", stats.ticks_late);
     recorded.check_shares(600.0);
 }

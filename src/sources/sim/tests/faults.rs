@@ -60,7 +60,7 @@ fn a_stop_can_take_very_long() {
     let (_, event, capture, target, _) = first_stop(FaultKind::LongStop { pause_ns: 50 * MS });
     assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(capture.pause_ns, 50 * MS + 2_000);
-    assert_eq!(target.ledger().longest_stand_ns(), 50 * MS);
+    assert_eq!(target.ledger().longest_stop_ns(), 50 * MS);
 }
 
 #[test]

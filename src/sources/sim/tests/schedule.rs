@@ -63,7 +63,7 @@ fn a_running_thread_stops_after_the_latency_pauses_and_is_exact_afterwards() {
     assert_eq!((status.cpu_ns, status.switches), (MS + 2_000, 2));
     let ledger = target.ledger();
     assert_eq!((ledger.stops(), ledger.resumes(), ledger.stopped()), (1, 1, 0));
-    assert_eq!((ledger.stood_ns(), ledger.longest_stand_ns()), (8_000, 8_000));
+    assert_eq!((ledger.stopped_ns(), ledger.longest_stop_ns()), (8_000, 8_000));
 }
 
 #[test]
