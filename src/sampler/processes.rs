@@ -90,17 +90,17 @@ impl Processes {
         process.refresh.begin_program();
         process.files = None;
         if let Some((pid, name)) = renamed {
-            (process.program, process.merged) = (groups.add_program(pid, name), None);
+            (process.program, process.shared_group) = (groups.add_program(pid, name), None);
         }
     }
 
     /// Drops what only a running process needs. Its deferred samples must be walked before.
     pub(super) fn end(&mut self, of: ProcessIndex) {
         if let Some(process) = self.list.get_mut(of.0 as usize) {
-            let (merged, files) = (process.merged, process.files.take());
+            let (shared_group, files) = (process.shared_group, process.files.take());
             let RecordedProcess { image_space_id, pid, program, .. } = *process;
             *process = RecordedProcess {
-                merged,
+                shared_group,
                 files,
                 ..RecordedProcess::new(image_space_id, pid, program, &self.facts)
             };
@@ -118,7 +118,7 @@ impl Processes {
     ) -> u32 {
         self.get_mut(of).map_or(0, |recorded| {
             let name = || process.thread_name(id).unwrap_or_default();
-            groups.add_thread(recorded.program, &mut recorded.merged, id, name)
+            groups.add_thread(recorded.program, &mut recorded.shared_group, id, name)
         })
     }
 

@@ -88,7 +88,7 @@ pub fn record(
     loop {
         if live.is_suspension_requested() {
             // The source keeps sampling while it has room: overflow is lost and counted.
-            let suspended_ns = away_ns(clock, live);
+            let suspended_ns = wait_while_suspended(clock, live);
             driver.recorder.stats.suspended_ns += suspended_ns;
             start_ns += suspended_ns;
             end_ns = end_ns.saturating_add(suspended_ns);
@@ -131,7 +131,7 @@ pub fn record(
 }
 
 /// Waits while the recording is suspended; returns the duration, nanoseconds.
-pub(super) fn away_ns(clock: &dyn Clock, live: &Live) -> u64 {
+pub(super) fn wait_while_suspended(clock: &dyn Clock, live: &Live) -> u64 {
     let begun_ns = clock.now_ns();
     live.park();
     clock.now_ns().saturating_sub(begun_ns)

@@ -27,7 +27,7 @@ pub(super) struct RecordedProcess {
     /// Index of its current program.
     pub(super) program: u32,
     /// Shared group of all threads of that program, if any were sampled.
-    pub(super) merged: Option<u32>,
+    pub(super) shared_group: Option<u32>,
     /// Code outside all images.
     pub(super) jit: JitCode,
     pub(super) refresh: ImageRefresh,
@@ -44,7 +44,7 @@ impl RecordedProcess {
             image_space_id,
             pid,
             program,
-            merged: None,
+            shared_group: None,
             jit: JitCode::default(),
             refresh: ImageRefresh::default(),
             unwinder: Unwinder::new(facts),

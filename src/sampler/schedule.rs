@@ -45,7 +45,7 @@ impl Schedule {
     }
 
     /// Excludes a suspension of this length, up to this time.
-    pub(super) fn leave_out(&mut self, suspended_ns: u64, now_ns: u64) {
+    pub(super) fn exclude_suspension(&mut self, suspended_ns: u64, now_ns: u64) {
         self.start_ns += suspended_ns;
         self.end_ns = self.end_ns.saturating_add(suspended_ns);
         self.ticks.skip(suspended_ns);

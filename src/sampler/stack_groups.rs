@@ -35,17 +35,17 @@ impl StackGroups {
         (self.programs.len() - 1) as u32
     }
 
-    /// The group of a thread's stacks. `merged`: the shared group of the program's threads, if it exists; `name`
+    /// The group of a thread's stacks. `shared_group`: the shared group of the program's threads, if it exists; `name`
     /// is called only for a thread with its own group.
     pub(super) fn add_thread(
         &mut self,
         program: u32,
-        merged: &mut Option<u32>,
+        shared_group: &mut Option<u32>,
         id: ThreadId,
         name: impl FnOnce() -> String,
     ) -> u32 {
         if !self.by_thread {
-            return *merged.get_or_insert_with(|| {
+            return *shared_group.get_or_insert_with(|| {
                 if self.groups.len() <= GROUPS_MAX {
                     self.groups.push(StackGroup { program, thread: None });
                 }

@@ -1,6 +1,6 @@
 //! Suspensions of a recording: the target is detached before, and the time until resumption is excluded.
 
-use super::super::pushed::away_ns;
+use super::super::pushed::wait_while_suspended;
 use super::super::target_processes::BY_NO_KNOWN_THREAD;
 use super::{RunEnd, StopDriver, StopState};
 use crate::sources::{CallThread, Fault};
@@ -41,7 +41,7 @@ impl StopDriver<'_> {
                 });
                 thread.shut_down();
             }
-            let suspended_ns = away_ns(self.clock, self.live);
+            let suspended_ns = wait_while_suspended(self.clock, self.live);
             if let Some(thread) = thread {
                 thread.restart()?;
             }
@@ -54,7 +54,7 @@ impl StopDriver<'_> {
     /// Resumes the recording, excluding `suspended_ns` from its time.
     fn go_on(&mut self, suspended_ns: u64) -> Result<RunEnd, Fault> {
         self.target.reattach()?;
-        self.schedule.leave_out(suspended_ns, self.clock.now_ns());
+        self.schedule.exclude_suspension(suspended_ns, self.clock.now_ns());
         self.recorder.stats.suspended_ns += suspended_ns;
         // Stops requested before will not be reported.
         for state in self.threads.values_mut() {
