@@ -30,11 +30,11 @@ impl Children {
         let mut next = starts.clone();
         let mut nodes = vec![0; table.len().saturating_sub(1)];
         for (id, node) in (0..).zip(table.iter()).skip(1) {
-            if let Some(place) = next.get_mut(node.parent as usize) {
-                if let Some(slot) = nodes.get_mut(*place as usize) {
+            if let Some(next_slot) = next.get_mut(node.parent as usize) {
+                if let Some(slot) = nodes.get_mut(*next_slot as usize) {
                     *slot = id;
                 }
-                *place += 1;
+                *next_slot += 1;
             }
         }
         Children { starts, nodes }

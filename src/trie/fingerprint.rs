@@ -117,7 +117,7 @@ pub(super) fn of_frame((a, b): FrameWords) -> u64 {
 
 /// Hash of a node's key: its parent and its frame.
 #[inline]
-pub(super) fn of_place(parent: u32, frame: u32) -> u64 {
+pub(super) fn of_node(parent: u32, frame: u32) -> u64 {
     fold((u64::from(parent) << 32 | u64::from(frame)) ^ PI[4], PI[5])
 }
 

@@ -280,11 +280,11 @@ impl<K: Key> Trie<K> {
         );
     }
 
-    /// Replaces every weight: callers before callees, siblings in the order of their places; stacks with equal
-    /// places are adjacent.
-    pub fn recount<P: Ord>(&mut self, place: impl Fn(K) -> P, mut value: impl FnMut(u64) -> u64) {
+    /// Replaces every weight: callers before callees, siblings in the order of their sort keys; stacks with equal
+    /// keys are adjacent.
+    pub fn recount<P: Ord>(&mut self, sort_key: impl Fn(K) -> P, mut value: impl FnMut(u64) -> u64) {
         let mut recounted = Vec::with_capacity(self.distinct_stacks);
-        order::by_place(self.frames.as_slice(), &self.nodes, place, |node| match self.count(node) {
+        order::by_sort_key(self.frames.as_slice(), &self.nodes, sort_key, |node| match self.count(node) {
             0 => {}
             weight => recounted.push((node, value(weight))),
         });
@@ -338,11 +338,11 @@ impl<K: Key> Trie<K> {
     /// The number of a node's leaf, added if missing; `None` if there is no such node.
     #[inline]
     fn leaf(&mut self, node: u32) -> Option<u32> {
-        let place = self.nodes.get_mut(node)?;
-        if place.leaf == NONE {
-            place.leaf = self.leaves.push_new(node);
+        let entry = self.nodes.get_mut(node)?;
+        if entry.leaf == NONE {
+            entry.leaf = self.leaves.push_new(node);
         }
-        Some(place.leaf)
+        Some(entry.leaf)
     }
 
     /// The child of a node with a frame, added if missing.

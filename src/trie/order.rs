@@ -44,21 +44,21 @@ pub(super) fn for_each_stack<K: Key>(
     }
 }
 
-/// Visits all nodes, callers before callees, in the order of the places of their frames. Stacks with equal places
+/// Visits all nodes, callers before callees, in the order of the sort keys of their frames. Stacks with equal keys
 /// are adjacent, as if they were one.
-pub(super) fn by_place<K: Key, P: Ord>(
+pub(super) fn by_sort_key<K: Key, P: Ord>(
     frames: &[FrameWords],
     nodes: &NodeTable,
-    place: impl Fn(K) -> P,
+    sort_key: impl Fn(K) -> P,
     mut visit: impl FnMut(NodeId),
 ) {
-    let rank = ranks_by(frames, |words| place(K::of(words)));
+    let rank = ranks_by(frames, |words| sort_key(K::of(words)));
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter().enumerate().skip(1) {
         children.push((node.parent, rank.get(node.frame as usize).copied().unwrap_or(u32::MAX), id as u32));
     }
     children.sort_unstable();
-    // (depth, rank, node), next one last: nodes with equal places are adjacent.
+    // (depth, rank, node), next one last: nodes with equal keys are adjacent.
     let mut open: Vec<(u32, u32, u32)> = vec![(0, 0, 0)];
     let mut same: Vec<u32> = Vec::new();
     while let Some((depth, rank, node)) = open.pop() {
@@ -78,9 +78,9 @@ pub(super) fn by_place<K: Key, P: Ord>(
     }
 }
 
-/// The rank of each frame's place; frames with equal places have equal ranks.
-fn ranks_by<P: Ord>(frames: &[FrameWords], place: impl Fn(FrameWords) -> P) -> Vec<u32> {
-    let mut sorted: Vec<(P, u32)> = frames.iter().map(|frame| place(*frame)).zip(0..).collect();
+/// The rank of each frame's sort key; frames with equal keys have equal ranks.
+fn ranks_by<P: Ord>(frames: &[FrameWords], sort_key: impl Fn(FrameWords) -> P) -> Vec<u32> {
+    let mut sorted: Vec<(P, u32)> = frames.iter().map(|frame| sort_key(*frame)).zip(0..).collect();
     sorted.sort_unstable();
     let mut ranks = vec![0; frames.len()];
     for (rank, same) in (0..).zip(sorted.chunk_by(|a, b| a.0 == b.0)) {

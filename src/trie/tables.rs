@@ -6,7 +6,7 @@
 
 use hashbrown::HashTable;
 
-use super::fingerprint::{Fingerprint, of_frame, of_place};
+use super::fingerprint::{Fingerprint, of_frame, of_node};
 use super::limits::{FrameWords, Full};
 
 /// Distinct frames, in order of first use.
@@ -143,7 +143,7 @@ impl NodeTable {
         }
         let frame = frames.find(frame)?;
         let same = |&id: &u32| self.get(id).is_some_and(|node| node.parent == parent && node.frame == frame);
-        self.index.find(of_place(parent, frame), same).copied()
+        self.index.find(of_node(parent, frame), same).copied()
     }
 
     /// Whether `more` nodes fit.
@@ -168,8 +168,8 @@ impl NodeTable {
         self.len += 1;
         if id != parent.wrapping_add(1) {
             let chunks = &self.chunks;
-            self.index.insert_unique(of_place(parent, frame), id, |&id| {
-                get(chunks, id).map_or(0, |node| of_place(node.parent, node.frame))
+            self.index.insert_unique(of_node(parent, frame), id, |&id| {
+                get(chunks, id).map_or(0, |node| of_node(node.parent, node.frame))
             });
         }
         id

@@ -470,23 +470,23 @@ fn similar_stacks_have_different_fingerprints() {
 #[test]
 fn recounting_merges_stacks_of_equal_places_and_drops_old_weights() {
     let mut trie = Trie::new();
-    // Two spaces, which are not part of a place, and roots in reverse order.
+    // Two spaces, which are not part of a sort key, and roots in reverse order.
     trie.insert((1, 0), &[3, 1], 30).expect("fits");
     trie.insert((0, 0), &[9], 20).expect("fits");
     trie.insert((1, 1), &[2, 1], 40).expect("fits");
     trie.insert((1, 1), &[4, 3, 1], 5).expect("fits");
     trie.insert((1, 0), &[1], 10).expect("fits");
     trie.insert((1, 1), &[3, 1], 31).expect("fits");
-    let place = |frame| match frame {
+    let key = |frame| match frame {
         Frame::Root(root) => (0, u64::MAX - u64::from(root)),
         Frame::Code { address, .. } => (1, address),
     };
     let mut seen = Vec::new();
-    trie.recount(place, |weight| {
+    trie.recount(key, |weight| {
         seen.push(weight);
         weight / 20
     });
-    // Stacks of equal places in either order.
+    // Stacks of equal keys in either order.
     seen[2..4].sort_unstable();
     assert_eq!(seen, [10, 40, 30, 31, 5, 20]);
     assert_eq!((trie.total(), trie.distinct_stacks()), (2 + 1 + 1 + 1, 4));

@@ -68,8 +68,8 @@ pub(in crate::walk) struct FactKey {
 }
 
 impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
-    /// The place of an address in its file; `None` for code outside files.
-    pub(in crate::walk) fn place(&self, address: CodeAddress, code: &dyn Code) -> Option<FactKey> {
+    /// The key of the fact about an address; `None` for code outside files.
+    pub(in crate::walk) fn key(&self, address: CodeAddress, code: &dyn Code) -> Option<FactKey> {
         let lookup = address.lookup().at();
         let FilePlace { image, file_offset, mapped } = code.file_place(lookup)?;
         let offset = lookup.0.checked_sub(mapped.start.0)?;
@@ -84,9 +84,9 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
         Some(FactKey { address: u64::from(mapping) << 32 | is_return | offset, mapped })
     }
 
-    /// The fact about a place.
-    pub(in crate::walk) fn get(&self, place: &FactKey, depends_on: E) -> Option<F> {
-        self.0.borrow().facts.get(&(place.address, depends_on)).cloned()
+    /// The fact with this key.
+    pub(in crate::walk) fn get(&self, key: &FactKey, depends_on: E) -> Option<F> {
+        self.0.borrow().facts.get(&(key.address, depends_on)).cloned()
     }
 
     /// Number of cached facts.
@@ -95,21 +95,21 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
         self.0.borrow().facts.len()
     }
 
-    /// Caches a fact about a place. `has_row`: it contains a whole row.
-    pub(in crate::walk) fn insert(&self, place: &FactKey, depends_on: E, fact: F, has_row: bool) {
+    /// Caches a fact. `has_row`: it contains a whole row.
+    pub(in crate::walk) fn insert(&self, key: &FactKey, depends_on: E, fact: F, has_row: bool) {
         let mut facts = self.0.borrow_mut();
         if facts.facts.len() >= FACTS_MAX || has_row && facts.rows >= ROWS_MAX {
             facts.facts.clear();
             facts.rows = 0;
         }
-        if facts.facts.insert((place.address, depends_on), fact).is_none() {
+        if facts.facts.insert((key.address, depends_on), fact).is_none() {
             facts.rows += usize::from(has_row);
         }
     }
 }
 
 impl<E, F> Facts<E, F> {
-    /// Also clears the numbers of mappings: places created before must no longer be used.
+    /// Also clears the numbers of mappings: keys made before must no longer be used.
     fn clear(&mut self) {
         self.mappings.clear();
         self.facts.clear();
@@ -252,8 +252,8 @@ mod tests {
         MappedFile(FilePlace { image, file_offset: 0x1000, mapped: Avma(START)..Avma(START + bytes) })
     }
 
-    fn place(facts: &ImageFacts<(), u64>, image: u32, at: u64) -> FactKey {
-        facts.place(CodeAddress::Pc(Avma(START + at)), &mapped(image, 1 << 30)).expect("in a file")
+    fn key(facts: &ImageFacts<(), u64>, image: u32, at: u64) -> FactKey {
+        facts.key(CodeAddress::Pc(Avma(START + at)), &mapped(image, 1 << 30)).expect("in a file")
     }
 
     #[test]
@@ -262,29 +262,29 @@ mod tests {
         let code = mapped(1, 0x1000);
         let (pc, returned) = (CodeAddress::Pc(Avma(START + 4)), CodeAddress::Return(Avma(START + 5)));
         for (fact, address) in [pc, returned].into_iter().enumerate() {
-            let place = facts.place(address, &code).expect("in a file");
-            assert_eq!(facts.get(&place, ()), None);
-            facts.insert(&place, (), fact as u64, false);
-            assert_eq!(facts.clone().get(&place, ()), Some(fact as u64));
+            let key = facts.key(address, &code).expect("in a file");
+            assert_eq!(facts.get(&key, ()), None);
+            facts.insert(&key, (), fact as u64, false);
+            assert_eq!(facts.clone().get(&key, ()), Some(fact as u64));
         }
-        assert_eq!(facts.place(CodeAddress::Pc(Avma(START + 0x1000)), &code), None);
-        assert_eq!(facts.place(pc, &mapped(1, IS_RETURN)), None, "larger than offsets are");
+        assert_eq!(facts.key(CodeAddress::Pc(Avma(START + 0x1000)), &code), None);
+        assert_eq!(facts.key(pc, &mapped(1, IS_RETURN)), None, "larger than offsets are");
     }
 
     #[test]
     fn cached_facts_are_bounded() {
         let facts: ImageFacts<(), u64> = ImageFacts::default();
         for at in 0..2 * FACTS_MAX as u64 {
-            facts.insert(&place(&facts, 1, at), (), at, false);
+            facts.insert(&key(&facts, 1, at), (), at, false);
         }
         assert_eq!(facts.0.borrow().facts.len(), FACTS_MAX);
         assert!(facts.0.borrow().facts.capacity() == FACTS_MAX, "no more memory than that");
         for at in 0..3 * ROWS_MAX as u64 {
-            facts.insert(&place(&facts, 2, at), (), at, true);
+            facts.insert(&key(&facts, 2, at), (), at, true);
         }
         assert!(facts.0.borrow().rows <= ROWS_MAX && facts.0.borrow().facts.len() <= FACTS_MAX);
         for image in 0..3 * MAPPINGS_MAX as u32 {
-            let last = place(&facts, image, 0);
+            let last = key(&facts, image, 0);
             facts.insert(&last, (), image.into(), false);
             assert_eq!(facts.get(&last, ()), Some(image.into()));
         }

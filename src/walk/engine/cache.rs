@@ -115,14 +115,14 @@ impl<P: Unwind> Cache<P> {
         if !code.may_follow(address.lookup().at()) {
             return Rule::default();
         }
-        let place = self.shared.place(address, code);
-        if let Some((rule, unusual)) = place.as_ref().and_then(|place| self.shared.get(place, ())) {
+        let fact_key = self.shared.key(address, code);
+        if let Some((rule, unusual)) = fact_key.as_ref().and_then(|fact_key| self.shared.get(fact_key, ())) {
             let kind = unusual.map_or(rule.kind, |unusual| self.keep_unusual(*unusual));
             let rule = Rule { kind, ..rule };
             self.rules.insert(key, rule);
             return rule;
         }
-        let scope = place.as_ref().map(|place| Scope::new(code, place.mapped.clone()));
+        let scope = fact_key.as_ref().map(|fact_key| Scope::new(code, fact_key.mapped.clone()));
         let code = scope.as_ref().map_or(code, |scope| scope);
         self.callees.begin_row();
         let (found, returns) = P::find(address, code, &mut self.callees);
@@ -136,13 +136,13 @@ impl<P: Unwind> Cache<P> {
         if code.commit_dependencies(lookup_of(key)) {
             self.rules.insert(key, rule);
             let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.is_exhausted();
-            if let Some(place) = place.filter(|_| is_of_file) {
+            if let Some(fact_key) = fact_key.filter(|_| is_of_file) {
                 let unusual = match kind {
                     RuleKind::Unusual(index) => self.unusual(index).cloned().map(Box::new),
                     _ => None,
                 };
                 let has_row = unusual.is_some();
-                self.shared.insert(&place, (), (rule, unusual), has_row);
+                self.shared.insert(&fact_key, (), (rule, unusual), has_row);
             }
         }
         rule

@@ -71,20 +71,20 @@ impl<P: Processor> CallRows<P> {
         let since_entry =
             |code: &dyn Code| flow::since_entry_on_all_paths::<P>(entry, at, returned, code).map(Box::new);
         let from_entry = at.0.wrapping_sub(entry.0);
-        let Some(place) = self.shared.place(address, code) else {
+        let Some(fact_key) = self.shared.key(address, code) else {
             let row = since_entry(code);
             return if code.commit_dependencies(at) { Ok(row) } else { Err(NotLasting) };
         };
-        if let Some(row) = self.shared.get(&place, from_entry) {
+        if let Some(row) = self.shared.get(&fact_key, from_entry) {
             return Ok(row);
         }
-        let scope = Scope::new(code, place.mapped.clone());
+        let scope = Scope::new(code, fact_key.mapped.clone());
         let row = since_entry(&scope);
         if !code.commit_dependencies(at) {
             return Err(NotLasting);
         }
         if !scope.is_left() {
-            self.shared.insert(&place, from_entry, row.clone(), row.is_some());
+            self.shared.insert(&fact_key, from_entry, row.clone(), row.is_some());
         }
         Ok(row)
     }

@@ -198,11 +198,11 @@ impl Cache {
         if !code.may_follow(address.lookup().at()) {
             return Rule::of_kind(RuleKind::Unknown);
         }
-        let place = self.shared.place(address, code).filter(|_| marks);
-        if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, ())) {
+        let fact_key = self.shared.key(address, code).filter(|_| marks);
+        if let Some(known) = fact_key.as_ref().and_then(|fact_key| self.shared.get(fact_key, ())) {
             return self.keep_shared(address, known);
         }
-        let scope = place.as_ref().map(|place| Scope::new(code, place.mapped.clone()));
+        let scope = fact_key.as_ref().map(|fact_key| Scope::new(code, fact_key.mapped.clone()));
         let code = scope.as_ref().map_or(code, |scope| scope);
         let is_jit = code.traits(address.lookup().at()).is_jit;
         if is_jit
@@ -257,10 +257,10 @@ impl Cache {
         }
         self.insert(address, rule, saved);
         let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.is_exhausted();
-        if let Some(place) = place.filter(|_| is_of_file) {
+        if let Some(fact_key) = fact_key.filter(|_| is_of_file) {
             let unusual = self.kept(rule).cloned().map(Box::new);
             let has_row = unusual.is_some();
-            self.shared.insert(&place, (), SharedRule { rule, saved, unusual }, has_row);
+            self.shared.insert(&fact_key, (), SharedRule { rule, saved, unusual }, has_row);
         }
         rule
     }

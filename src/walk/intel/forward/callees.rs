@@ -163,8 +163,8 @@ impl Callees {
             return *answer;
         }
         let (entry, depth) = asked;
-        let place = self.shared.place(CodeAddress::Pc(Avma(entry)), code);
-        if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, depth)) {
+        let fact_key = self.shared.key(CodeAddress::Pc(Avma(entry)), code);
+        if let Some(known) = fact_key.as_ref().and_then(|fact_key| self.shared.get(fact_key, depth)) {
             let answer = CalleeFacts { depends_on: known.depends_on.moved(entry), ..known };
             code.note_dependency(Avma(answer.depends_on.first), Avma(answer.depends_on.last));
             self.keep(asked, answer);
@@ -184,9 +184,9 @@ impl Callees {
             return answer;
         }
         self.keep(asked, answer);
-        if let Some(place) = place.filter(|place| answer.depends_on.is_in(&place.mapped)) {
+        if let Some(fact_key) = fact_key.filter(|fact_key| answer.depends_on.is_in(&fact_key.mapped)) {
             let from_entry = answer.depends_on.moved(entry.wrapping_neg());
-            self.shared.insert(&place, depth, CalleeFacts { depends_on: from_entry, ..answer }, false);
+            self.shared.insert(&fact_key, depth, CalleeFacts { depends_on: from_entry, ..answer }, false);
         }
         answer
     }
