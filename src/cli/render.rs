@@ -96,7 +96,7 @@ fn merged(render: &Render) -> Result<SavedProfile> {
     for path in others {
         builder.merge(&read_one(path)?).map_err(|refused| match refused {
             MergeError::Full(why) => full(path, why),
-            MergeError::Different(why) => Error::new(
+            MergeError::Metadata(why) => Error::new(
                 ErrorKind::Input,
                 format!(
                     "`{}` and `{}` cannot be merged: {why}; render each by itself",

@@ -18,7 +18,7 @@ pub const COMMENTS_MAX: usize = 100_000;
 
 /// Why counts of two profiles cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Different {
+pub enum MetadataMismatch {
     /// Different units: those of the two.
     Units(String, String),
     /// Different rates: those of the two, in Hz.
@@ -27,19 +27,21 @@ pub enum Different {
     TooManyComments,
 }
 
-impl fmt::Display for Different {
+impl fmt::Display for MetadataMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Different::Units(one, other) => write!(f, "one counts {one}, the other {other}"),
-            Different::Rates(one, other) => {
+            MetadataMismatch::Units(one, other) => write!(f, "one counts {one}, the other {other}"),
+            MetadataMismatch::Rates(one, other) => {
                 write!(f, "one was recorded at {one} Hz, the other at {other} Hz")
             }
-            Different::TooManyComments => write!(f, "together they have more than {COMMENTS_MAX} comments"),
+            MetadataMismatch::TooManyComments => {
+                write!(f, "together they have more than {COMMENTS_MAX} comments")
+            }
         }
     }
 }
 
-impl std::error::Error for Different {}
+impl std::error::Error for MetadataMismatch {}
 
 /// Metadata of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,25 +155,25 @@ impl About {
     ///
     /// # Errors
     /// The counts of the two cannot be added.
-    pub fn merge(&mut self, other: &About) -> Result<(), Different> {
+    pub fn merge(&mut self, other: &About) -> Result<(), MetadataMismatch> {
         if self.unit != other.unit {
-            return Err(Different::Units(self.unit.clone(), other.unit.clone()));
+            return Err(MetadataMismatch::Units(self.unit.clone(), other.unit.clone()));
         }
         if let (Some(ours), Some(theirs)) = (&self.value_type, &other.value_type)
             && ours != theirs
         {
-            return Err(Different::Units(ours.clone(), theirs.clone()));
+            return Err(MetadataMismatch::Units(ours.clone(), theirs.clone()));
         }
         if let (Some(ours), Some(theirs)) = (self.hz, other.hz)
             && ours != theirs
         {
-            return Err(Different::Rates(ours, theirs));
+            return Err(MetadataMismatch::Rates(ours, theirs));
         }
         let known: HashSet<&str> = self.comments.iter().map(String::as_str).collect();
         let new = other.comments.iter().filter(|comment| !known.contains(comment.as_str()));
         let new: Vec<String> = new.cloned().collect();
         if self.comments.len() + new.len() > COMMENTS_MAX {
-            return Err(Different::TooManyComments);
+            return Err(MetadataMismatch::TooManyComments);
         }
         self.comments.extend(new);
         keep_equal(&mut self.hz, &other.hz);

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, Hash};
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::StackFrame;
-use super::about::{About, Different};
+use super::about::{About, MetadataMismatch};
 use super::full::Full;
 use super::saved::{Frame, Function, Line, Mapping, SavedProfile, StackRoot};
 use super::texts::TextId;
@@ -48,7 +48,7 @@ pub enum MergeError {
     /// A table is full.
     Full(Full),
     /// The counts cannot be added.
-    Different(Different),
+    Metadata(MetadataMismatch),
 }
 
 impl From<Full> for MergeError {
@@ -61,7 +61,7 @@ impl std::fmt::Display for MergeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             MergeError::Full(full) => full.fmt(f),
-            MergeError::Different(why) => why.fmt(f),
+            MergeError::Metadata(why) => why.fmt(f),
         }
     }
 }
@@ -70,7 +70,7 @@ impl std::error::Error for MergeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             MergeError::Full(full) => Some(full),
-            MergeError::Different(why) => Some(why),
+            MergeError::Metadata(why) => Some(why),
         }
     }
 }

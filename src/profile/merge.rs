@@ -16,7 +16,7 @@ impl SavedBuilder {
     /// # Errors
     /// [`MergeError`] if the counts cannot be added, or a table is full.
     pub fn merge(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
-        self.saved.about.merge(&other.about).map_err(MergeError::Different)?;
+        self.saved.about.merge(&other.about).map_err(MergeError::Metadata)?;
         Ok(self.add_stacks(other)?)
     }
 

@@ -27,7 +27,7 @@ pub mod values;
 pub mod views;
 mod without_wrappers;
 
-pub use about::{About, Different, SAMPLES};
+pub use about::{About, MetadataMismatch, SAMPLES};
 pub use builder::{MergeError, SavedBuilder};
 pub use from_heap::{RING_FULL, lost_bytes};
 pub use from_recording::Circumstances;
