@@ -43,7 +43,7 @@ use values::{Parsed, parse_flags, usage};
 pub use values::{SymbolOptions, Verbosity};
 
 /// Reserved names of commands that are not implemented.
-const LATER: [&str; 2] = ["annotate", "top"];
+const RESERVED: [&str; 2] = ["annotate", "top"];
 
 /// Implemented commands.
 const COMMANDS: [&str; 9] =
@@ -118,7 +118,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
                 Completions::Processes => Command::Processes,
             }));
         }
-        later if LATER.contains(&later) => return Err(not_yet(later)),
+        later if RESERVED.contains(&later) => return Err(not_yet(later)),
         _ => {}
     }
     let flags: RecordFlags = match parse_flags("stackprof", &words)? {
@@ -149,7 +149,7 @@ fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
         "heap" | "demo" | "dump" | "render" | "open" | "diff" | "gate" | "completions" => {
             parse([topic.into(), "--help".into()], find)
         }
-        later if LATER.contains(&later) => Err(not_yet(later)),
+        later if RESERVED.contains(&later) => Err(not_yet(later)),
         other => Err(usage(format!("there is no command `{other}`; one of {}, help", COMMANDS.join(", ")))),
     }
 }
@@ -173,7 +173,7 @@ fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
 /// `stackprof ./prog` and `stackprof 4242`: the meaning is clear, but we do not guess.
 fn stray_words(words: &[OsString]) -> Error {
     let first = words[0].to_string_lossy();
-    if COMMANDS.contains(&first.as_ref()) || LATER.contains(&first.as_ref()) {
+    if COMMANDS.contains(&first.as_ref()) || RESERVED.contains(&first.as_ref()) {
         return usage(format!("the command comes first: stackprof {first} [options]"));
     }
     if first.parse::<u32>().is_ok() {

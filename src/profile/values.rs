@@ -1,6 +1,6 @@
 //! Several values of each stack, as in heap profiles: in use, allocated in all, number of allocations.
 //!
-//! The counts of a [`SavedProfile`](super::SavedProfile) are one of them; [`SavedProfile::of_type`](super::SavedProfile::of_type) selects another
+//! The counts of a [`SavedProfile`](super::SavedProfile) are one of them; [`SavedProfile::select_type`](super::SavedProfile::select_type) selects another
 //! one.
 
 use std::collections::BTreeMap;

@@ -59,7 +59,7 @@ pub fn name(list: &mut dyn Read, addresses: &[u64]) -> io::Result<Vec<Result<Vec
 }
 
 /// The marked name of one address, as reported by the kernel.
-pub fn told(name: Option<String>) -> Result<Vec<LineInfo>, Why> {
+pub fn marked_name(name: Option<String>) -> Result<Vec<LineInfo>, Why> {
     name.map(|name| marked(name.as_bytes())).ok_or(Why::NotCovered)
 }
 
@@ -172,12 +172,13 @@ mod tests {
 
     #[test]
     fn names_reported_by_the_kernel_equal_those_of_the_list() {
-        let told = |name: &str| told(Some(name.to_owned())).unwrap()[0].name.as_deref().unwrap().to_owned();
+        let told =
+            |name: &str| marked_name(Some(name.to_owned())).unwrap()[0].name.as_deref().unwrap().to_owned();
         let text = "ffffffffc0000000 t poll_it\t[driver]\nffffffffc0000100 t bpf_prog_12_x\t[bpf]\n";
         let listed = names(text, &[0xffff_ffff_c000_0000, 0xffff_ffff_c000_0100]);
-        assert_eq!(listed, [Ok(told("poll_it [driver]")), Ok(told("bpf_prog_12_x"))]);
-        assert_eq!(told("bpf_prog_12_x"), "bpf_prog_12_x_[k]");
-        assert_eq!(super::told(None).map(|_| ()), Err(Why::NotCovered));
+        assert_eq!(listed, [Ok(marked_name("poll_it [driver]")), Ok(told("bpf_prog_12_x"))]);
+        assert_eq!(marked_name("bpf_prog_12_x"), "bpf_prog_12_x_[k]");
+        assert_eq!(super::marked_name(None).map(|_| ()), Err(Why::NotCovered));
     }
 
     #[test]

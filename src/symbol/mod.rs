@@ -365,7 +365,10 @@ fn name_kernel(addresses: &[Address], files: &dyn Files) -> ImageNames {
     let distinct: Vec<u64> = addresses.chunk_by(|a, b| a.svma == b.svma).map(|same| same[0].svma).collect();
     // If it answers without any name, its list may state why.
     if let Some(told) = files.kernel_names(&distinct).filter(|told| told.iter().any(Option::is_some)) {
-        return ImageNames { names: told.into_iter().map(kernel::told).collect(), problems: Vec::new() };
+        return ImageNames {
+            names: told.into_iter().map(kernel::marked_name).collect(),
+            problems: Vec::new(),
+        };
     }
     let read = |mut list: Box<dyn Read>| {
         kernel::name(&mut *list, &distinct).map_err(|error| format!("/proc/kallsyms: {}", error.kind()))

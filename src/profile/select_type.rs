@@ -17,7 +17,7 @@ impl SavedProfile {
     ///
     /// # Errors
     /// [`Full`] if the sum of the values does not fit into 64 bits.
-    pub fn of_type(&self, kind: &str) -> Result<Option<SavedProfile>, Full> {
+    pub fn select_type(&self, kind: &str) -> Result<Option<SavedProfile>, Full> {
         let Some(values) = &self.values else { return Ok(None) };
         let Some(index) = values.index(kind) else { return Ok(None) };
         let mut builder = SavedBuilder::new(self.about.clone());
@@ -169,14 +169,14 @@ mod tests {
     #[test]
     fn another_type_can_be_shown() {
         let heap = heap();
-        let space = heap.of_type("alloc_space").expect("fits").expect("it is there");
+        let space = heap.select_type("alloc_space").expect("fits").expect("it is there");
         assert_eq!((space.about.unit.as_str(), space.total()), ("bytes", 3070));
-        let objects = space.of_type("alloc_objects").expect("fits").expect("it is there");
+        let objects = space.select_type("alloc_objects").expect("fits").expect("it is there");
         assert_eq!(
             (objects.about.unit.as_str(), stacks(&objects)),
             ("alloc_objects", vec!["main;churn 7".into(), "main;keep 3".into()])
         );
-        assert!(heap.of_type("other").expect("fits").is_none());
+        assert!(heap.select_type("other").expect("fits").is_none());
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn values_of_different_types_are_not_added() {
         let heap = heap();
-        let space = heap.of_type("alloc_space").expect("fits").expect("it is there");
+        let space = heap.select_type("alloc_space").expect("fits").expect("it is there");
         let mut builder = SavedBuilder::new(heap.about.clone());
         let refused = builder.merge(&space).expect_err("refused").to_string();
         assert_eq!(refused, "one counts inuse_space, the other alloc_space");
