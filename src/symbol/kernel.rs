@@ -177,7 +177,7 @@ mod tests {
         let text = "ffffffffc0000000 t poll_it\t[driver]\nffffffffc0000100 t bpf_prog_12_x\t[bpf]\n";
         let listed = names(text, &[0xffff_ffff_c000_0000, 0xffff_ffff_c000_0100]);
         assert_eq!(listed, [Ok(told("poll_it [driver]")), Ok(told("bpf_prog_12_x"))]);
-        assert_eq!(marked_name("bpf_prog_12_x"), "bpf_prog_12_x_[k]");
+        assert_eq!(told("bpf_prog_12_x"), "bpf_prog_12_x_[k]");
         assert_eq!(super::marked_name(None).map(|_| ()), Err(Why::NotCovered));
     }
 
