@@ -56,7 +56,7 @@ pub fn read(reader: impl BufRead, file: &str) -> Result<SavedProfile> {
 
 /// Reads the text, and counts invalid lines.
 pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally) -> Result<SavedProfile> {
-    let mut state = State::default();
+    let mut script = ScriptReader::default();
     let mut line = Vec::new();
     for number in 1u64.. {
         let refuse =
@@ -72,13 +72,13 @@ pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally
         }
         // Thread names can be any bytes.
         let text = encoding::text(&line);
-        match state.line(&without_inner_tabs(text.trim_end())).map_err(refuse)? {
+        match script.line(&without_inner_tabs(text.trim_end())).map_err(refuse)? {
             Outcome::Blank => {}
             Outcome::Understood => tally.understand(),
             Outcome::Skipped(why) => tally.skip_line(number, why),
         }
     }
-    state.finish(tally).map_err(|why| Error::new(ErrorKind::Input, format!("{file}: {why}")).caused_by(why))
+    script.finish(tally).map_err(|why| Error::new(ErrorKind::Input, format!("{file}: {why}")).caused_by(why))
 }
 
 /// Whether a text looks like output of `perf script`: it begins with its header, or the first lines have an
@@ -176,34 +176,42 @@ struct TimedEvent {
     period: u64,
 }
 
+/// The event being read, with its stack so far.
 #[derive(Default)]
-struct State {
+struct CurrentEvent {
+    /// Its line was read, and the end of its stack was not.
+    is_open: bool,
+    /// Its root, if it counts.
+    root: Option<StackRoot>,
+    period: u64,
+    thread: ThreadKey,
+    time_ns: Option<u64>,
+    cpu: Option<u32>,
+    /// It has frames in perf's format, after a tab.
+    has_tabs: bool,
+    /// Its only frame so far was on its line.
+    has_place: bool,
+    leaf_first: Vec<u32>,
+    pending: Option<PendingFrame>,
+}
+
+/// The profile read so far.
+#[derive(Default)]
+struct ScriptReader {
     builder: SavedBuilder,
     kind: Option<CountedEvent>,
     /// Number of other events.
     others: u64,
     /// By node of the profile.
     weights: Vec<Weight>,
-    /// The current event, if it counts, with its period and stack so far.
-    root: Option<StackRoot>,
-    period: u64,
-    thread: ThreadKey,
-    time_ns: Option<u64>,
-    cpu: Option<u32>,
+    event: CurrentEvent,
     /// The counted events, over time.
     times: Vec<TimedEvent>,
     /// An event lacked a time, or there are too many.
     lacks_times: bool,
-    in_event: bool,
-    /// The event has frames in perf's format, after a tab.
-    has_tabs: bool,
-    /// The only frame so far was on the line of the event.
-    has_place: bool,
-    leaf_first: Vec<u32>,
-    pending: Option<PendingFrame>,
 }
 
-impl State {
+impl ScriptReader {
     fn line(&mut self, line: &str) -> std::result::Result<Outcome, Malformed> {
         if line.starts_with('#') {
             return Ok(Outcome::Blank);
@@ -215,7 +223,7 @@ impl State {
         // Stacks are indented by a tab; events may be padded with spaces.
         let is_indented = line.starts_with([' ', '\t']);
         if line.starts_with('\t') {
-            self.has_tabs = true;
+            self.event.has_tabs = true;
             return self.frame_line(line);
         }
         if is_record(line) {
@@ -227,18 +235,18 @@ impl State {
             self.event_line(&event)?;
             return Ok(Outcome::Understood);
         }
-        if !self.in_event
+        if !self.event.is_open
             && let Some(event) = bare_event(line)
         {
             self.event_line(&event)?;
             return Ok(Outcome::Understood);
         }
-        let is_behind_stack = self.in_event && self.has_tabs && source_line(line).is_none();
+        let is_behind_stack = self.event.is_open && self.event.has_tabs && source_line(line).is_none();
         if is_behind_stack && is_detail(line) || is_source_code(line) {
             return Ok(Outcome::Understood);
         }
         // Copied text may have lost its indentation.
-        if is_indented || self.in_event && is_bare_frame(line) {
+        if is_indented || self.event.is_open && is_bare_frame(line) {
             return self.frame_line(line);
         }
         // An interleaved message does not end the stack.
@@ -246,7 +254,8 @@ impl State {
     }
 
     fn event_line(&mut self, event: &EventLine<'_>) -> std::result::Result<(), Malformed> {
-        (self.in_event, self.has_tabs, self.has_place) = (true, false, event.frame.is_some());
+        (self.event.is_open, self.event.has_tabs, self.event.has_place) =
+            (true, false, event.frame.is_some());
         match &mut self.kind {
             None => {
                 let (name, period) = (event.kind.to_owned(), event.period);
@@ -265,10 +274,10 @@ impl State {
             }
         }
         let process = self.builder.text(if event.comm.is_empty() { UNKNOWN } else { event.comm })?;
-        self.period = event.period.unwrap_or(0);
-        self.thread = (process, event.pid, process, event.tid.unwrap_or(0));
-        (self.time_ns, self.cpu) = (event.time_ns, event.cpu);
-        self.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
+        self.event.period = event.period.unwrap_or(0);
+        self.event.thread = (process, event.pid, process, event.tid.unwrap_or(0));
+        (self.event.time_ns, self.event.cpu) = (event.time_ns, event.cpu);
+        self.event.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
         if let Some(frame) = &event.frame {
             self.frame(frame)?;
         }
@@ -276,16 +285,16 @@ impl State {
     }
 
     fn frame_line(&mut self, line: &str) -> std::result::Result<Outcome, Malformed> {
-        if !self.in_event {
+        if !self.event.is_open {
             return Ok(Outcome::Skipped(NO_EVENT));
         }
         if let Some(frame) = frame(line) {
             // With a call chain, the place on the line of the event is that of its data.
-            if std::mem::take(&mut self.has_place) {
-                self.pending = None;
+            if std::mem::take(&mut self.event.has_place) {
+                self.event.pending = None;
             }
-            if self.root.is_some() {
-                if self.leaf_first.len() >= DEPTH_MAX {
+            if self.event.root.is_some() {
+                if self.event.leaf_first.len() >= DEPTH_MAX {
                     return Err(format!("a stack has more than {DEPTH_MAX} frames").into());
                 }
                 self.frame(&frame)?;
@@ -294,13 +303,13 @@ impl State {
         }
         if let Some((file, number)) = source_line(line) {
             let file = self.builder.text(file)?;
-            if let Some(pending) = &mut self.pending {
+            if let Some(pending) = &mut self.event.pending {
                 (pending.file, pending.line) = (file, number);
             }
             return Ok(Outcome::Understood);
         }
         // A frame is missing.
-        if let Some(root) = &mut self.root {
+        if let Some(root) = &mut self.event.root {
             root.complete = false;
         }
         Ok(Outcome::Skipped(NO_FRAME))
@@ -308,10 +317,10 @@ impl State {
 
     /// Counts the current event.
     fn end_event(&mut self) -> std::result::Result<(), Full> {
-        self.in_event = false;
+        self.event.is_open = false;
         self.end_frame()?;
-        let stack: Vec<u32> = self.leaf_first.drain(..).rev().collect();
-        if let Some(root) = self.root.take() {
+        let stack: Vec<u32> = self.event.leaf_first.drain(..).rev().collect();
+        if let Some(root) = self.event.root.take() {
             let root = self.builder.root(root)?;
             let node = self.builder.add(root, &stack, 0)?;
             self.note_time(node);
@@ -321,7 +330,7 @@ impl State {
             }
             if let Some(weight) = self.weights.get_mut(node) {
                 weight.events += 1;
-                weight.periods = weight.periods.saturating_add(self.period);
+                weight.periods = weight.periods.saturating_add(self.event.period);
             }
         }
         Ok(())
@@ -329,7 +338,7 @@ impl State {
 
     /// Records the time of the current event.
     fn note_time(&mut self, node: NodeId) {
-        let &mut State { thread, time_ns, cpu, period, .. } = self;
+        let CurrentEvent { thread, time_ns, cpu, period, .. } = self.event;
         match time_ns.filter(|_| self.times.len() < TIMED_SAMPLES_MAX) {
             Some(at_ns) if !self.lacks_times => {
                 self.times.push(TimedEvent { thread, node, at_ns, cpu, period });
@@ -399,19 +408,19 @@ impl State {
         };
         let pending =
             PendingFrame { address: frame.address, mapping, name, inlined, file: TextId::EMPTY, line: 0 };
-        self.pending = Some(pending);
+        self.event.pending = Some(pending);
         Ok(())
     }
 
     /// Adds the pending frame.
     fn end_frame(&mut self) -> std::result::Result<(), Full> {
-        let Some(frame) = self.pending.take() else { return Ok(()) };
+        let Some(frame) = self.event.pending.take() else { return Ok(()) };
         let mut lines = Vec::with_capacity(1 + frame.inlined.len());
         for name in std::iter::once(frame.name).chain(frame.inlined) {
             let function = Function { name, file: frame.file, ..Function::default() };
             lines.push(Line { function: self.builder.function(function)?, line: frame.line });
         }
-        self.leaf_first.push(self.builder.frame(frame.address, frame.mapping, &lines)?);
+        self.event.leaf_first.push(self.builder.frame(frame.address, frame.mapping, &lines)?);
         Ok(())
     }
 

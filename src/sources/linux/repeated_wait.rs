@@ -37,7 +37,7 @@ impl LinuxTarget {
             let _ = self.raw.write(tid);
             if let (Some(wait), None, false) = (wait, thread.repeated, asked) {
                 let now_ns = self.clock.now_ns();
-                let waited_ns = thread.waited_ns(now_ns);
+                let waited_ns = thread.status.waited_ns(now_ns);
                 thread.woken |= continued;
                 if let Some(deadline_ns) = wait.deadline_ns(tid, now_ns, waited_ns) {
                     thread.repeated = Some(RepeatedWait { deadline_ns, result: wait.result, entered: false });

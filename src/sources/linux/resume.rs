@@ -56,7 +56,7 @@ impl LinuxTarget {
     /// Whether the traced process still exists and runs. An open file of a thread becomes unreadable if its
     /// tid was reused.
     fn lives(&self, pid: pid_t) -> bool {
-        let is_another = self.threads.get(&pid).is_some_and(|first| first.sched().is_none());
+        let is_another = self.threads.get(&pid).is_some_and(|first| first.status.sched().is_none());
         !is_another && threads::living(pid).is_some()
     }
 
@@ -64,7 +64,7 @@ impl LinuxTarget {
         seccomp::check(pid).map_err(|error| lost(&error))?;
         let threads = self.processes.get(&pid).map(|process| process.threads.clone()).unwrap_or_default();
         for tid in threads {
-            if self.threads.get(&tid).is_none_or(|thread| thread.sched().is_none()) {
+            if self.threads.get(&tid).is_none_or(|thread| thread.status.sched().is_none()) {
                 self.forget_thread(pid, tid);
             }
         }
@@ -106,7 +106,7 @@ impl LinuxTarget {
             process.threads.remove(&tid);
         }
         if let Some(thread) = self.threads.remove(&tid) {
-            let cpu_ns = thread.sched().map(|sched| sched.cpu_ns);
+            let cpu_ns = thread.status.sched().map(|sched| sched.cpu_ns);
             self.queue.push_back(TargetEvent::ThreadExited { thread: thread_id(tid), cpu_ns });
         }
     }

@@ -125,7 +125,7 @@ impl LinuxTarget {
         if outcome == Outcome::BeganToWait
             && let Some(thread) = self.threads.get_mut(&tid)
         {
-            thread.doubt();
+            thread.status.doubt();
         }
     }
 
@@ -157,14 +157,14 @@ impl LinuxTarget {
             (Code::Compat | Code::Other, _) => return Outcome::Unreadable("32-bit code"),
         }
         // Reading the registers waited until the thread was off its CPU: exact.
-        let stopped = thread.sched();
+        let stopped = thread.status.sched();
         capture.status = stopped.map(|sched| ThreadStatus {
             cpu_ns: sched.cpu_ns,
             switches: sched.switches,
             activity: Activity::Runnable,
         });
         let stopped = stopped.unwrap_or(pending.before);
-        thread.stands(stopped);
+        thread.status.set_off_cpu(stopped);
         let times = StopTimes { polled_ns: pending.polled_ns, asked_ns: pending.asked_ns, seen_ns };
         let kept_cpu = stopped.switches == pending.before.switches;
         let outcome = match () {

@@ -45,24 +45,12 @@ pub(super) enum Wchan {
 pub(super) struct Thread {
     /// Its process.
     pub(super) pid: pid_t,
-    schedstat: File,
-    stat: File,
-    wchan: Option<File>,
-    /// The result of the last poll.
-    last: Option<ThreadStatus>,
-    polled_ns: u64,
-    sched: Sched,
-    /// The counters when the thread was last on no CPU: exact.
-    off_cpu: Sched,
-    /// `wchan` was wrong about this thread: the next poll reads the state itself.
-    doubted: bool,
+    pub(super) status: PolledStatus,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
     /// Prefetched stack ranges above the copied bytes: the first address of each range, ascending.
     pub(super) prefetch: Vec<u64>,
     pub(super) calls: Calls,
-    /// When a poll first showed no change since the previous one.
-    still_since_ns: Option<u64>,
     /// A timed wait that it has restarted.
     pub(super) repeated: Option<RepeatedWait>,
     /// A signal that its process ignores has woken it from a wait that had to be restarted.
@@ -78,6 +66,40 @@ impl Thread {
     pub(super) fn open(pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<Thread> {
         Ok(Thread {
             pid,
+            status: PolledStatus::open(pid, tid)?,
+            pending: None,
+            stack_top,
+            prefetch: Vec::new(),
+            calls: Calls::default(),
+            repeated: None,
+            woken: false,
+            detached: false,
+            job_stopped: false,
+        })
+    }
+}
+
+/// The files of a thread in /proc, and what the last poll read from them.
+#[derive(Debug)]
+pub(super) struct PolledStatus {
+    schedstat: File,
+    stat: File,
+    wchan: Option<File>,
+    /// The result of the last poll.
+    last: Option<ThreadStatus>,
+    polled_ns: u64,
+    sched: Sched,
+    /// The counters when the thread was last on no CPU: exact.
+    off_cpu: Sched,
+    /// `wchan` was wrong about this thread: the next poll reads the state itself.
+    doubted: bool,
+    /// When a poll first showed no change since the previous one.
+    still_since_ns: Option<u64>,
+}
+
+impl PolledStatus {
+    fn open(pid: pid_t, tid: pid_t) -> io::Result<PolledStatus> {
+        Ok(PolledStatus {
             schedstat: File::open(format!("/proc/{pid}/task/{tid}/schedstat"))?,
             stat: File::open(format!("/proc/{pid}/task/{tid}/stat"))?,
             wchan: File::open(format!("/proc/{pid}/task/{tid}/wchan")).ok(),
@@ -86,15 +108,7 @@ impl Thread {
             sched: Sched::default(),
             off_cpu: Sched::default(),
             doubted: false,
-            pending: None,
-            stack_top,
-            prefetch: Vec::new(),
-            calls: Calls::default(),
             still_since_ns: None,
-            repeated: None,
-            woken: false,
-            detached: false,
-            job_stopped: false,
         })
     }
 
@@ -158,7 +172,7 @@ impl Thread {
     }
 
     /// The start time of the last poll, and its counters.
-    pub(super) fn looked(&self) -> (u64, Sched) {
+    pub(super) fn last_poll(&self) -> (u64, Sched) {
         (self.polled_ns, self.sched)
     }
 
@@ -171,7 +185,7 @@ impl Thread {
     }
 
     /// Records the counters of the stopped thread.
-    pub(super) fn stands(&mut self, sched: Sched) {
+    pub(super) fn set_off_cpu(&mut self, sched: Sched) {
         self.off_cpu = sched;
     }
 

@@ -351,7 +351,7 @@ impl Target for LinuxTarget {
 
     fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
         let now_ns = self.clock.now_ns();
-        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.poll(now_ns, &mut self.wchan)
+        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.status.poll(now_ns, &mut self.wchan)
     }
 
     fn prefetches(&self) -> bool {
@@ -376,14 +376,14 @@ impl Target for LinuxTarget {
         }
         let asked_ns = self.clock.now_ns();
         if sys::interrupt(tid).is_err() {
-            entry.doubt();
+            entry.status.doubt();
             return Err(Fault::ThreadGone);
         }
-        let (polled_ns, before) = entry.looked();
+        let (polled_ns, before) = entry.status.last_poll();
         entry.pending = Some(Pending { stack_bytes, keep_waiting, asked_ns, polled_ns, before });
         self.outstanding += 1;
         // Read only now: between the poll and the stop the thread may leave its CPU.
-        if entry.cpu() != sys::current_cpu() {
+        if entry.status.cpu() != sys::current_cpu() {
             self.poll_until_ns = self.clock.now_ns() + POLL_NS;
         }
         Ok(())

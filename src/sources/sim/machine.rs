@@ -37,6 +37,17 @@ pub(super) enum MachineOutput {
     Ready(usize),
 }
 
+/// The exec of a machine's process.
+#[derive(Debug)]
+pub(super) struct Exec {
+    /// The next program, until it runs.
+    program: Option<Program>,
+    /// The exec waits for the release of a stopped thread.
+    is_due: bool,
+    /// The process has replaced its program.
+    pub(super) is_done: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Machine {
     pub(super) now_ns: u64,
@@ -44,18 +55,15 @@ pub(super) struct Machine {
     pub(super) out: VecDeque<MachineOutput>,
     /// The process has ended.
     pub(super) ended: bool,
-    /// The process has replaced its program.
-    pub(super) executed: bool,
+    pub(super) exec: Exec,
     pub(super) ledger: Rc<SimLedger>,
     cpus: Vec<Cpu>,
     queue: VecDeque<usize>,
     turns: u64,
     /// Sorted; past events are removed from the front.
     timeline: VecDeque<(u64, MachineEvent)>,
-    exec_program: Option<Program>,
     /// Id of the process and its first thread.
     leader: ThreadId,
-    exec_due: bool,
     exit: ExitStatus,
     slice_ns: u64,
     accounting_tick_ns: u64,
@@ -87,15 +95,13 @@ impl Machine {
             threads: setup.threads,
             out: VecDeque::new(),
             ended: false,
-            executed: false,
+            exec: Exec { program: setup.exec_program, is_due: false, is_done: false },
             ledger: setup.ledger,
             cpus: vec![Cpu::default(); setup.cpus],
             queue: VecDeque::new(),
             turns: 0,
             timeline: timeline.into(),
-            exec_program: setup.exec_program,
             leader: setup.leader,
-            exec_due: false,
             exit: setup.exit,
             slice_ns: setup.slice_ns,
             accounting_tick_ns: setup.accounting_tick_ns,
@@ -183,7 +189,7 @@ impl Machine {
                 self.queue.push_back(index);
             }
         }
-        if std::mem::take(&mut self.exec_due) {
+        if std::mem::take(&mut self.exec.is_due) {
             self.exec();
         }
         self.fill_cpus();
@@ -451,10 +457,10 @@ impl Machine {
     pub(super) fn exec(&mut self) {
         let Some(leader) = self.threads.iter().position(Thread::alive) else { return };
         if let ThreadState::Stopped { .. } = self.threads[leader].state {
-            self.exec_due = true;
+            self.exec.is_due = true;
             return;
         }
-        let Some(program) = self.exec_program.take() else { return };
+        let Some(program) = self.exec.program.take() else { return };
         for index in 0..self.threads.len() {
             match self.threads[index].state {
                 ThreadState::NotStarted => self.threads[index].state = ThreadState::Dead,
@@ -463,7 +469,7 @@ impl Machine {
                 _ => self.die(index),
             }
         }
-        self.executed = true;
+        self.exec.is_done = true;
         self.leave_cpu(leader);
         self.queue.clear();
         let thread = &mut self.threads[leader];

@@ -248,7 +248,7 @@ impl SimTarget {
 
     fn is_mapped(&self, image: &SimImage) -> bool {
         let now_ns = self.machine.now_ns;
-        image.after_exec == self.machine.executed
+        image.after_exec == self.machine.exec.is_done
             && image.load_ns <= now_ns
             && image.unload_ns.is_none_or(|unload_ns| now_ns < unload_ns)
     }
