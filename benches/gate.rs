@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use stackprof::diff::stacks::{Matching, Stacks};
-use stackprof::gate::verdict::State;
+use stackprof::gate::verdict::FunctionState;
 use stackprof::gate::{self, Options, Report, Verdict};
 use stackprof::profile::SavedProfile;
 use stackprof::profile::formats::detect;
@@ -76,8 +76,8 @@ fn row(
         let report = one_gate(rng, base, new, RUNS);
         let first = report.functions.first().filter(|row| row.name == SLOWED);
         rates.failed += usize::from(failed(&report));
-        rates.named += usize::from(failed(&report) && first.is_some_and(|row| row.state == State::Slower));
-        moved += usize::from(first.is_some_and(|row| row.state == State::Moved));
+        rates.named += usize::from(failed(&report) && first.is_some_and(|row| row.state == FunctionState::Slower));
+        moved += usize::from(first.is_some_and(|row| row.state == FunctionState::Moved));
         rates.total += usize::from(report.total_grown);
     }
     let each_ms = begun.elapsed().as_secs_f64() * 1e3 / gates as f64;
