@@ -76,7 +76,8 @@ fn row(
         let report = one_gate(rng, base, new, RUNS);
         let first = report.functions.first().filter(|row| row.name == SLOWED);
         rates.failed += usize::from(failed(&report));
-        rates.named += usize::from(failed(&report) && first.is_some_and(|row| row.state == FunctionState::Slower));
+        rates.named +=
+            usize::from(failed(&report) && first.is_some_and(|row| row.state == FunctionState::Slower));
         moved += usize::from(first.is_some_and(|row| row.state == FunctionState::Moved));
         rates.total += usize::from(report.total_grown);
     }

@@ -38,7 +38,7 @@ enum WritableOutput {
     /// An open file of this process.
     Descriptor(File),
     /// A name in an open directory.
-    OutputPlace { place: OutputPlace, rights: Rights },
+    Replace { place: OutputPlace, rights: Rights },
     /// The name of a file that is appended to.
     Append { place: OutputPlace, rights: Rights },
 }
@@ -46,7 +46,7 @@ enum WritableOutput {
 impl WritableOutput {
     /// Whether both replace the same file; pipes and devices are not replaced.
     fn replaces_same(&self, other: &WritableOutput) -> bool {
-        let (WritableOutput::OutputPlace { place, .. }, WritableOutput::OutputPlace { place: other, .. }) =
+        let (WritableOutput::Replace { place, .. }, WritableOutput::Replace { place: other, .. }) =
             (self, other)
         else {
             return false;
@@ -109,7 +109,7 @@ impl OutputFiles {
     /// [`ErrorKind::Output`] naming the path and the obstacle.
     pub fn check_append(&self, path: &Path) -> Result<bool> {
         let opened = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
-            Ok(Resolved::OutputPlace(place)) => {
+            Ok(Resolved::Place(place)) => {
                 self.check_own(&place)?;
                 match place.existing()? {
                     Some(_) => Ok(Ok(open_to_append(&place)?)),
@@ -133,7 +133,7 @@ impl OutputFiles {
     /// Refuses a file that another output replaces: the appended text would be lost.
     fn check_own(&self, place: &OutputPlace) -> std::result::Result<(), Problem> {
         let all = self.checked();
-        let is_same = |checked: &WritableOutput| matches!(checked, WritableOutput::OutputPlace { place: other, .. } if other.is_same(place));
+        let is_same = |checked: &WritableOutput| matches!(checked, WritableOutput::Replace { place: other, .. } if other.is_same(place));
         match all.iter().find(|(_, checked)| is_same(checked)) {
             Some((other, _)) => {
                 let why = format!("`{}` is the same file; each output needs its own", other.display());
@@ -148,7 +148,7 @@ impl OutputFiles {
     pub fn are_callers(&self) -> bool {
         self.checked().iter().all(|(_, checked)| match checked {
             WritableOutput::Descriptor(_) => true,
-            WritableOutput::OutputPlace { rights, .. } | WritableOutput::Append { rights, .. } => {
+            WritableOutput::Replace { rights, .. } | WritableOutput::Append { rights, .. } => {
                 *rights == Rights::Caller
             }
         })
@@ -192,7 +192,7 @@ impl OutputFiles {
         // Any name: only its directory is checked.
         let inside = existing.unwrap_or(Path::new("")).join("stackprof");
         self.as_anyone(|trust| match resolve(&inside, Goal::Name, trust) {
-            Ok(Resolved::OutputPlace(place)) => check_room(&place),
+            Ok(Resolved::Place(place)) => check_room(&place),
             Ok(Resolved::Descriptor(_)) => Err(Problem::of_kernel()),
             Err(refusal) => Err(Problem::of_path(&inside, refusal)),
         })
@@ -218,7 +218,7 @@ impl OutputFiles {
     /// [`ErrorKind::Output`] naming the path.
     pub fn remove(&self, path: &Path) -> Result<()> {
         self.as_anyone(|trust| match resolve(path, Goal::Name, trust) {
-            Ok(Resolved::OutputPlace(place)) => place.remove().map_err(Problem::from),
+            Ok(Resolved::Place(place)) => place.remove().map_err(Problem::from),
             Ok(Resolved::Descriptor(_)) => Ok(()),
             Err(refusal) => Err(Problem::of_path(path, refusal)),
         })
@@ -232,12 +232,12 @@ impl OutputFiles {
 
     fn prepare(&self, path: &Path) -> Result<WritableOutput> {
         let prepared = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
-            Ok(Resolved::OutputPlace(place)) => check_place(&place).map(|()| Ok(place)),
+            Ok(Resolved::Place(place)) => check_place(&place).map(|()| Ok(place)),
             Ok(Resolved::Descriptor(descriptor)) => Ok(Err(descriptor)),
             Err(refusal) => Err(Problem::of_path(path, refusal)),
         });
         match prepared {
-            Ok((rights, Ok(place))) => Ok(WritableOutput::OutputPlace { place, rights }),
+            Ok((rights, Ok(place))) => Ok(WritableOutput::Replace { place, rights }),
             Ok((_, Err(descriptor))) => {
                 let file = File::from(descriptor);
                 check_open_file(&file).map_err(|problem| problem.of(path))?;
@@ -259,12 +259,12 @@ impl OutputFiles {
                     self.act(rights, || open_to_append(&place)).map_err(|problem| problem.of(path))?;
                 return Ok((None, rights, OutputSink::Direct(opened)));
             }
-            WritableOutput::OutputPlace { place, rights } => (place, rights),
+            WritableOutput::Replace { place, rights } => (place, rights),
         };
         // No file can be created in a removed directory; another one may have taken its place.
         let (place, rights) = match place.directory() {
             Ok(directory) if directory.links == 0 => match self.prepare(path)? {
-                WritableOutput::OutputPlace { place, rights } | WritableOutput::Append { place, rights } => {
+                WritableOutput::Replace { place, rights } | WritableOutput::Append { place, rights } => {
                     (place, rights)
                 }
                 WritableOutput::Descriptor(file) => return Ok((None, Rights::Own, OutputSink::Direct(file))),

@@ -49,7 +49,7 @@ pub enum Goal {
 #[derive(Debug)]
 pub enum Resolved {
     /// A name in a directory.
-    OutputPlace(OutputPlace),
+    Place(OutputPlace),
     /// An open file of this process (`/dev/stdout`, `/dev/fd/3`).
     Descriptor(OwnedFd),
 }
@@ -188,7 +188,7 @@ impl Walk {
     }
 
     fn place(self, name: CString, is_proc: bool) -> Resolved {
-        Resolved::OutputPlace(OutputPlace { directory: Arc::new(self.directory), name, is_proc })
+        Resolved::Place(OutputPlace { directory: Arc::new(self.directory), name, is_proc })
     }
 
     /// Enters the directory of this name, or continues at the target of a link.
