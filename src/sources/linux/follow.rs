@@ -150,7 +150,8 @@ impl LinuxTarget {
         if let Some(process) = self.processes.get_mut(&tid) {
             process.keep_cpu_time();
         }
-        let cpu_ns = self.threads.get(&tid).and_then(Thread::sched).map(|sched| sched.cpu_ns);
+        let cpu_ns =
+            self.threads.get(&tid).and_then(|thread| thread.status.sched()).map(|sched| sched.cpu_ns);
         self.no_longer_pending(tid);
         self.announced.remove(&tid);
         let pid = self.threads.remove(&tid).map(|thread| thread.pid);
