@@ -35,7 +35,7 @@ pub fn with_heap_source<R>(
     clock: RealClock,
     body: impl FnOnce(SampleSource<'_>) -> R,
 ) -> Result<R> {
-    command.first().map_or(Ok(()), |program| reasons::check(program))?;
+    command.first().map_or(Ok(()), |program| reasons::check(kernel.arch(), program))?;
     let directory = Directory::make(shim, options)?;
     // This process must not be suspended while the command waits for it.
     let hold = signals::Hold::new();
