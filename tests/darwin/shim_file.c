@@ -15,6 +15,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -343,6 +344,24 @@ static int d_fsetattrlist(int fd, const struct darwin_attrlist *list, const stru
         not_implemented("_fsetattrlist with %zu bytes", size);
     return RESULT(futimens(fd, times));
 }
+/* Blocks are counted in 32 bits there (sys/statvfs.h). */
+struct darwin_statvfs {
+    uint64_t block, fragment;
+    uint32_t blocks, free, available, files, free_files, available_files;
+    uint64_t id, flags, name_max;
+};
+static int d_statvfs(const char *path, struct darwin_statvfs *out)
+{
+    struct statvfs in;
+    int result = RESULT(statvfs(path, &in));
+    uint64_t most = UINT32_MAX;
+#define CLAMPED(field) (uint32_t)(in.field < most ? in.field : most)
+    if (result == 0)
+        *out = (struct darwin_statvfs){in.f_bsize, in.f_frsize, CLAMPED(f_blocks), CLAMPED(f_bfree),
+                                       CLAMPED(f_bavail), CLAMPED(f_files), CLAMPED(f_ffree), CLAMPED(f_favail),
+                                       in.f_fsid, 0, in.f_namemax};
+    return result;
+}
 static int d_unlink(const char *path) { return RESULT(unlink(path)); }
 static ssize_t d_read(int fd, void *to, size_t size) { return RESULT(read(fd, to, size)); }
 static ssize_t d_write(int fd, const void *from, size_t size) { return RESULT(write(fd, from, size)); }
@@ -356,7 +375,7 @@ const struct shim file_shims[] = {
     SHIM(open), SHIM(fcntl), SHIM(ioctl), SHIM(isatty), SHIM(mmap), SHIM(mprotect), SHIM(munmap), SHIM(madvise),
     SHIM(closedir), SHIM(dirfd), SHIM(dup), SHIM(dup2), SHIM(chdir), SHIM(fchmod), SHIM(fchown), SHIM(mkdir),
     SHIM(rmdir), SHIM(pipe), SHIM(rename), SHIM(ftruncate), SHIM(flock), SHIM(pwrite), SHIM(pread), SHIM(fsetattrlist), SHIM(unlink), SHIM(read), SHIM(write), SHIM(readv), SHIM(writev),
-    SHIM(readlink), SHIM(poll), SHIM(lseek), SHIM(getcwd), SHIM(close),
+    SHIM(readlink), SHIM(statvfs), SHIM(poll), SHIM(lseek), SHIM(getcwd), SHIM(close),
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),
     NAMED("_opendir$INODE64", d_opendir), NAMED("_readdir_r$INODE64", d_readdir_r),

@@ -14,6 +14,10 @@ const LIST_BYTES_MAX: u64 = 32 << 20;
 #[derive(Debug)]
 pub(in crate::sources) struct RingFiles {
     /// The name of the ring.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(dead_code, reason = "only Linux tells which files a process maps")
+    )]
     pub(in crate::sources) name: String,
     /// The image lists that the shim wrote, from the creation of the ring on and from the exit.
     pub(in crate::sources) images: [PathBuf; 2],

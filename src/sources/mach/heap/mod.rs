@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::sources::heap::HeapOptions;
 use crate::sources::heap::directory::Directory;
 use crate::sources::heap::source::HeapSource;
-use crate::sources::{Process, SampleSource};
+use crate::sources::{Process, SampleSource, signals};
 use process::MacProcess;
 pub use reasons::why_no_allocations;
 
@@ -35,8 +35,10 @@ pub fn with_heap_source<R>(
     clock: RealClock,
     body: impl FnOnce(SampleSource<'_>) -> R,
 ) -> Result<R> {
-    command.first().map_or(Ok(()), |program| reasons::check(program))?;
+    command.first().map_or(Ok(()), |program| reasons::check(kernel.arch(), program))?;
     let directory = Directory::make(shim, options)?;
+    // This process must not be suspended while the command waits for it.
+    let hold = signals::Hold::new();
     let mut child = SuspendedChild::start(kernel, command, &directory.environment())?;
     let pid = child.number();
     let process = Process {
@@ -47,6 +49,7 @@ pub fn with_heap_source<R>(
     };
     let signed = kernel.code_signing_flags(pid).unwrap_or(0);
     child.go()?;
+    drop(hold);
     let main = MacProcess::new(kernel, process, signed);
     let mut source = HeapSource::new(directory, options, main, clock);
     Ok(body(SampleSource::Pushed(&mut source)))

@@ -12,18 +12,24 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::arch::Arch;
+use crate::binary::macho::fat::ImageIdentity;
+use crate::binary::macho::{CPU_ARM64, CPU_X86_64};
+use crate::binary::{FormatError, OpenError};
 use crate::error::{Error, ErrorKind};
+use crate::sources::mach::images::part_of_file;
 use crate::sources::mach::refusal::{CS_PLATFORM_BINARY, CS_RUNTIME, is_protected_path};
 use crate::sources::pushed::AllocationLosses;
 
 /// Bytes of a script for its interpreter's line.
 const SCRIPT_BYTES_MAX: u64 = 1024;
 
-/// Refuses a program that macOS protects: nothing of it would be recorded, and nothing of what it starts.
+/// Refuses a program that macOS protects, of which nothing would be recorded, and nothing of what it starts; and one for
+/// another processor, which dyld would end because it cannot load the shim.
 ///
 /// # Errors
 /// One line for a person.
-pub(super) fn check(program: &OsStr) -> Result<(), Error> {
+pub(super) fn check(arch: Arch, program: &OsStr) -> Result<(), Error> {
     let Some(path) = find(program) else { return Ok(()) };
     let refuse = |why: String| {
         Err(Error::new(ErrorKind::Attach, format!("cannot record `{}`: {why}", program.display())))
@@ -40,6 +46,15 @@ pub(super) fn check(program: &OsStr) -> Result<(), Error> {
             "System Integrity Protection guards {}: dyld loads no library into it; record a build of your own, or one \
              from Homebrew or another place outside /System and /usr",
             path.display()
+        ));
+    }
+    let cpu_type = if arch == Arch::Aarch64 { CPU_ARM64 } else { CPU_X86_64 };
+    let own = ImageIdentity { uuid: None, cpu_type, cpu_subtype: 0 };
+    if let Err(OpenError::Unfit(FormatError::NoProcessor)) = part_of_file(&path.to_string_lossy(), &own) {
+        return refuse(format!(
+            "it has no code for the processor of this stackprof, {}, so that it could not load the heap shim; use a build \
+             that has",
+            arch.name()
         ));
     }
     Ok(())
@@ -131,7 +146,8 @@ mod tests {
     #[test]
     fn programs_of_the_system_and_their_scripts_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let text = |program: &Path| check(program.as_os_str()).map_err(|error| error.to_string());
+        let text =
+            |program: &Path| check(Arch::Aarch64, program.as_os_str()).map_err(|error| error.to_string());
         // The shell is below /usr or /bin on every system.
         let script = folder.path().join("script");
         fs::write(&script, "#! /bin/sh -e\nexit\n").unwrap();
@@ -145,6 +161,11 @@ mod tests {
         assert!(text(Path::new("no-such-program-anywhere")).is_ok());
         fs::write(&own, "#!\n").unwrap();
         assert!(text(&own).is_ok());
+        // An executable for Intel alone: a header without load commands (mach-o/loader.h).
+        let words: [u32; 8] = [0xfeed_facf, CPU_X86_64, 3, 2, 0, 0, 0, 0];
+        fs::write(&own, words.map(u32::to_le_bytes).as_flattened()).unwrap();
+        assert!(text(&own).unwrap_err().contains("no code for the processor of this stackprof"));
+        assert!(check(Arch::X86_64, own.as_os_str()).is_ok());
     }
 
     #[test]
