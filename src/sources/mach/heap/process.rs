@@ -60,9 +60,10 @@ impl<'k> MacProcess<'k> {
         let [begin, end] = &ring.images;
         let length = |path: &Path| fs::symlink_metadata(path).ok().map(|metadata| metadata.len());
         let (path, state) = match (length(end), length(begin)) {
-            (Some(bytes), _) => (end, (bytes, true)),
-            (None, Some(bytes)) => (begin, (bytes, false)),
-            (None, None) => return,
+            // One that is shorter is being written.
+            (Some(bytes), before) if bytes >= before.unwrap_or(0) => (end, (bytes, true)),
+            (_, Some(bytes)) => (begin, (bytes, false)),
+            _ => return,
         };
         if state != self.read
             && let Ok(text) = read_image_list(path)
