@@ -112,9 +112,9 @@ pub struct HeapModel {
     peak_number: u64,
     peak_at_ns: u64,
     history: History,
-    /// Nodes of processes that exited since the last change of the history: at the end of a recording, their blocks are
-    /// in use.
-    ended: Vec<NodeId>,
+    /// Nodes of processes that exited since the last change of the history, when, and the bytes then in use: at the end
+    /// of a recording, their blocks are in use.
+    ended: Vec<(u64, NodeId, u64)>,
     counters: Counters,
 }
 
@@ -200,7 +200,8 @@ impl HeapModel {
     }
 
     /// Ends a process that exited or executed another program: its blocks stay in use at its end, and are not live.
-    pub fn end_process(&mut self, process: u32) {
+    pub fn end_process(&mut self, process: u32, at_ns: u64) {
+        let mut nodes = Vec::new();
         for live in self.live.remove(&process).unwrap_or_default().into_values() {
             let weight = self.rate.weight(live.bytes);
             if let Some(node) = live.node {
@@ -208,11 +209,13 @@ impl HeapModel {
                 sums.live.subtract(weight);
                 sums.ended.add(weight);
                 self.live_bytes = self.live_bytes.saturating_sub(weight.bytes);
-                self.ended.push(node);
+                nodes.push(node);
             }
         }
-        self.ended.sort_unstable();
-        self.ended.dedup();
+        nodes.sort_unstable();
+        nodes.dedup();
+        self.ended
+            .extend(nodes.into_iter().map(|node| (at_ns, node, self.nodes[node.0 as usize].live.bytes)));
     }
 
     /// Removes allocations since this time from what is in use: only older blocks are left.
@@ -298,7 +301,10 @@ impl HeapModel {
 
     /// Records a node's bytes in use in the history.
     fn note(&mut self, node: Option<NodeId>, at_ns: u64) {
-        for node in self.ended.drain(..).chain(node) {
+        for (at_ns, node, bytes) in self.ended.drain(..) {
+            self.history.record(node, at_ns, bytes);
+        }
+        if let Some(node) = node {
             let bytes = self.nodes.get(node.0 as usize).map_or(0, |sums| sums.live.bytes);
             self.history.record(node, at_ns, bytes);
         }

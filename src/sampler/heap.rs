@@ -51,9 +51,9 @@ impl SampledHeap {
     }
 
     /// Handles the exit or exec of a process.
-    pub(super) fn end_process(&mut self, pid: u32) {
+    pub(super) fn end_process(&mut self, pid: u32, at_ns: u64) {
         if let Some(heap) = &mut self.0 {
-            heap.model.end_process(pid);
+            heap.model.end_process(pid, at_ns);
         }
     }
 

@@ -327,7 +327,7 @@ impl PushedDriver<'_> {
             SourceEvent::Exec { name } => {
                 self.walk_deferred(of, process, DueSamples::All);
                 let program = name.as_deref().unwrap_or(&process.process().name);
-                self.recorder.heap().end_process(pid);
+                self.recorder.heap().end_process(pid, self.time.at_ns.get());
                 self.recorder.note_event(EventKind::Exec, pid, program);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
@@ -335,7 +335,7 @@ impl PushedDriver<'_> {
                 self.walk_all_deferred_of(of, process);
                 self.time.go_back_to(exited_ns);
                 self.recorder.note_event(EventKind::ProcessEnd, pid, "");
-                self.recorder.heap().end_process(pid);
+                self.recorder.heap().end_process(pid, self.time.at_ns.get());
                 self.recorder.end_process(of);
                 self.index_by_pid.remove(&pid);
             }

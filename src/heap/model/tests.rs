@@ -206,7 +206,7 @@ fn the_peak_is_the_state_with_the_most_bytes_in_use() {
             let process = 1 + random.below(2) as u32;
             match random.below(7) {
                 0 if step > 100 && random.below(10) == 0 => {
-                    model.end_process(process);
+                    model.end_process(process, step);
                     for (_, _, node, bytes) in live.extract_if(.., |(of, ..)| *of == process) {
                         by_node[node as usize] -= bytes;
                     }
@@ -245,7 +245,7 @@ fn unfreed_blocks_of_a_process_are_in_use_at_its_end() {
     model.allocate(1, 0x10, 100, 0, node);
     model.allocate(2, 0x10, 30, 0, node);
     model.free(2, 0x10, 5, false);
-    model.end_process(1);
+    model.end_process(1, 8);
     // Another program uses the same addresses.
     model.allocate(1, 0x10, 7, 9, node);
     model.free(1, 0x10, 9 + CHURN_NS, false);

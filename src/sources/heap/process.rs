@@ -31,9 +31,24 @@ pub(in crate::sources) trait HeapProcess: Observed {
     /// Sets the ring of the process, created by a thread with this name: it runs its own program.
     fn set_ring(&mut self, thread_name: &str, ring: RingFiles);
 
-    /// Whether it has ended, or runs another program than that of its ring. Another program is noticed after a
-    /// delay, or at once if `is_last`.
-    fn has_ended(&mut self, now_ns: u64, is_last: bool) -> bool;
+    /// Whether it has exited.
+    fn has_exited(&self) -> bool;
+
+    /// Whether it runs another program than that of its ring. That is noticed after a delay, or at once if `is_last`.
+    fn has_left_program(&mut self, now_ns: u64, is_last: bool) -> bool;
+
+    /// Looks for processes started by this one, directly or not, that did not load the shim.
+    fn scan_without_shim(&mut self, _shim: &Path) {}
+
+    /// How many were found, by reason: one that ends between two scans is not.
+    fn without_shim(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Why this process itself runs a program without the shim, if that was found.
+    fn why_without_shim(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Exit status of a process that this one started; `None` while it runs.
     fn child_end(&mut self) -> Option<ExitStatus>;

@@ -94,6 +94,8 @@ pub struct Header {
     pub processor: Processor,
     /// Its name when the ring was created.
     pub name: String,
+    /// When the ring was created, monotonic clock.
+    pub start_ns: u64,
 }
 
 /// Result of one read from a ring.
@@ -296,6 +298,12 @@ impl Ring {
         word_at(&self.file, offset_of!(RingHeader, lost_frees)).unwrap_or(0)
     }
 
+    /// When the process began to exit, monotonic clock; `None` before, and if it ended without exit handlers.
+    #[must_use]
+    pub fn end_ns(&self) -> Option<u64> {
+        word_at(&self.file, offset_of!(RingHeader, end_ns)).ok().filter(|end_ns| *end_ns > 0)
+    }
+
     /// Allocations that threads lost while another thread created the ring.
     #[must_use]
     pub fn early(&self) -> u64 {
@@ -356,6 +364,7 @@ fn read_header(file: &File) -> Result<Header, RingError> {
             _ => return Err(RingError::Malformed("its processor is not known")),
         },
         name: String::from_utf8_lossy(name).into_owned(),
+        start_ns: long(offset_of!(RingHeader, start_ns)),
     })
 }
 

@@ -52,6 +52,8 @@ struct Recorded<P> {
     is_forked: bool,
     /// Time of its last event, sampler's clock.
     last_ns: u64,
+    /// When it was last known to run.
+    alive_ns: u64,
     /// Losses of its earlier rings.
     lost: RingLosses,
     /// Its later rings, which are read after this one.
@@ -86,6 +88,8 @@ pub(in crate::sources) struct HeapSource<P> {
     /// The monotonic clock at the sampler's 0.
     origin_ns: u64,
     listed_ns: u64,
+    /// All events before this time have been reported.
+    watermark_ns: u64,
     /// Time of the last read of the rings, and the interval until the next.
     read_ns: u64,
     batch_ns: u64,
@@ -125,6 +129,7 @@ impl<P: HeapProcess> HeapSource<P> {
             clock,
             began_ns,
             listed_ns: 0,
+            watermark_ns: 0,
             read_ns: began_ns,
             batch_ns: BATCH_NS,
             is_more: false,
@@ -189,6 +194,8 @@ impl<P: HeapProcess> HeapSource<P> {
             self.listed_ns = now_ns;
             self.list();
         }
+        // Later events may follow in a new ring, and ends of processes may not have been noticed yet.
+        self.watermark_ns = self.listed_ns;
         let passed_ns = now_ns.saturating_sub(self.read_ns);
         self.read_ns = now_ns;
         let (mut fastest_ns, mut is_more) = (u64::MAX, false);
@@ -234,11 +241,13 @@ impl<P: HeapProcess> HeapSource<P> {
         })
     }
 
-    /// Removes the files of processes that had ended at the previous batch: their images were read from them.
+    /// Removes the files of ended processes whose events have all been processed: their images were read from them.
     fn forget_ended(&mut self) {
-        let main = self.main;
-        let is_over =
-            |pid: u32, recorded: &Recorded<P>| pid != main && recorded.has_ended && recorded.next.is_empty();
+        let (main, watermark_ns) = (self.main, self.watermark_ns);
+        let is_over = |pid: u32, recorded: &Recorded<P>| {
+            let is_complete = recorded.next.is_empty() && recorded.last_ns < watermark_ns;
+            pid != main && recorded.has_ended && is_complete
+        };
         let of = self.processes.iter().filter(|(pid, recorded)| is_over(**pid, recorded));
         let ended: Vec<u32> = of.map(|(pid, _)| *pid).collect();
         for pid in ended {
@@ -259,6 +268,7 @@ impl<P: HeapProcess> HeapSource<P> {
         if recorded.ring.is_none() {
             let before = recorded.process.process().name.clone();
             let program = recorded.open_next(&self.directory, &mut self.losses.malformed)?;
+            recorded.start_program(self.origin_ns, now_ns);
             let name = recorded.process.process().name.clone();
             recorded.end_threads(pid, into);
             let event = match program {
@@ -271,13 +281,16 @@ impl<P: HeapProcess> HeapSource<P> {
         }
         let ring = recorded.ring.as_mut()?;
         let ring_bytes = ring.header().data_size;
-        let mut read = ring.take(false, BATCH_BYTES_MAX, &mut self.records);
+        // Asked before its records are read: no more will follow.
+        let has_exited = !is_main && recorded.process.has_exited();
+        let mut read = ring.take(has_exited, BATCH_BYTES_MAX, &mut self.records);
         let is_silent = matches!(&read, Ok(progress) if progress.bytes == 0);
-        let ended = is_silent
-            && (!recorded.next.is_empty()
-                || (is_main && self.exit_status.is_some())
-                || recorded.process.has_ended(now_ns, is_draining));
-        if ended {
+        let ended = has_exited
+            || is_silent
+                && (!recorded.next.is_empty()
+                    || (is_main && self.exit_status.is_some())
+                    || recorded.process.has_left_program(now_ns, is_draining));
+        if ended && !has_exited {
             // Records that it wrote before it ended.
             read = ring.take(true, BATCH_BYTES_MAX, &mut self.records);
         }
@@ -292,13 +305,16 @@ impl<P: HeapProcess> HeapSource<P> {
             into.push(recorded.process_event(pid, event));
         }
         // Read again: records may be newer than the last clock value.
-        let now_ns = self.clock.now_ns();
+        let read_ns = self.clock.now_ns();
         for record in self.records.drain(..) {
-            into.push(recorded.event(pid, record, self.origin_ns, now_ns, &mut self.spare));
+            into.push(recorded.event(pid, record, self.origin_ns, read_ns, &mut self.spare));
         }
         let mut is_more = progress.left > 0;
+        if !ended {
+            recorded.alive_ns = now_ns;
+        }
         if is_broken || (ended && progress.left == 0) {
-            recorded.close_ring();
+            recorded.close_ring(self.origin_ns, read_ns);
             is_more = !recorded.next.is_empty();
             if !is_more && !is_main {
                 recorded.has_ended = true;
@@ -334,6 +350,7 @@ impl<P: HeapProcess> Recorded<P> {
             ring: None,
             is_forked: false,
             last_ns: 0,
+            alive_ns: 0,
             lost: RingLosses::default(),
             next: BTreeMap::new(),
             sequence: None,
@@ -394,9 +411,20 @@ impl<P: HeapProcess> Recorded<P> {
         Some(if is_first { Program::First } else { Program::Other })
     }
 
-    fn close_ring(&mut self) {
+    /// The end of its previous program is not earlier than the ring of the next one.
+    fn start_program(&mut self, origin_ns: u64, now_ns: u64) {
+        let start_ns = self.ring.as_ref().map_or(0, |ring| ring.header().start_ns);
+        self.last_ns = self.last_ns.max(start_ns.saturating_sub(origin_ns).min(now_ns));
+    }
+
+    /// Closes its ring. What follows is after its end: when it began to exit, or else when it was last known to run.
+    fn close_ring(&mut self, origin_ns: u64, now_ns: u64) {
         if let Some(ring) = self.ring.take() {
             self.lost.add(&ring);
+            let exited_ns = ring.end_ns().map(|end_ns| end_ns.saturating_sub(origin_ns));
+            // The next program's ring has its own start.
+            let end_ns = exited_ns.or(self.next.is_empty().then_some(self.alive_ns)).unwrap_or(0);
+            self.last_ns = self.last_ns.max(end_ns.min(now_ns));
         }
     }
 
@@ -533,7 +561,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
         }
         self.is_more = self.read(into);
         if self.is_more || !self.is_draining() {
-            return Ok(Some(self.clock.now_ns()));
+            return Ok(Some(self.watermark_ns));
         }
         self.finished = true;
         self.unrecorded = self.why_unrecorded();

@@ -63,6 +63,11 @@ impl RingWriter {
         self.record(kind as u8, 0, COMMITTED, bytes);
     }
 
+    /// The process begins to exit.
+    pub(crate) fn end(&mut self, at_ns: u64) {
+        self.file.write_all_at(&at_ns.to_ne_bytes(), offset_of!(RingHeader, end_ns) as u64).unwrap();
+    }
+
     /// Reserves and fills a record; pads where it would wrap.
     pub(crate) fn record(&mut self, kind: u8, flags: u8, state: u8, mut bytes: Vec<u8>) {
         let position = self.write & (self.data_size - 1);

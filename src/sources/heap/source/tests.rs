@@ -166,10 +166,61 @@ fn a_child_is_reported_from_its_ring_to_its_end_and_its_files_are_removed() {
         events.iter().map(named).collect::<Vec<_>>(),
         ["free of 3000", "end of 1", "end of 77", "end"]
     );
-    // Its images are available until the next batch.
+    // Its images are available until its events have been processed.
     assert!(recording.source.observed(pid).is_some() && ring.path.exists());
-    recording.source.next_batch(0, &mut Vec::new()).unwrap();
-    assert!(recording.source.observed(pid).is_none() && !ring.path.exists());
+    while recording.source.observed(pid).is_some() {
+        recording.source.next_batch(u64::MAX, &mut Vec::new()).unwrap();
+    }
+    assert!(!ring.path.exists());
+}
+
+#[test]
+fn the_end_of_a_process_is_processed_before_later_events_of_others() {
+    let mut recording = Recording::new();
+    let now_ns = recording.source.main().process.ring_clock_ns();
+    let mut rings = Vec::new();
+    for number in [1, 2] {
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        let mut ring = recording.ring(child.id(), 0);
+        ring.allocate(&record(number, now_ns + number * 1000));
+        rings.push(ring);
+    }
+    let (mut waiting, mut names) = (Vec::new(), Vec::new());
+    while names.iter().filter(|name| *name == "end").count() < 2 {
+        let watermark_ns = recording.source.next_batch(u64::MAX, &mut waiting).unwrap().unwrap();
+        waiting.sort_by_key(|event: &TimedEvent| event.at_ns);
+        let due = waiting.partition_point(|event| event.at_ns < watermark_ns);
+        names.extend(waiting.drain(..due).map(|event| named(&event)));
+    }
+    names.retain(|name| name == "end" || name.starts_with("allocation"));
+    assert_eq!(names, ["allocation of 10", "end", "allocation of 20", "end"]);
+}
+
+#[test]
+fn a_process_ends_when_it_began_to_exit_or_else_when_it_was_last_known_to_run() {
+    let mut recording = Recording::new();
+    for begins_to_exit in [true, false] {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let mut ring = recording.ring(child.id(), 0);
+        ring.allocate(&record(1, recording.source.main().process.ring_clock_ns()));
+        recording.events_until(|event| matches!(event, SourceEvent::Allocation(..)));
+        recording.source.processes.get_mut(&child.id()).unwrap().process.trust_program();
+        recording.source.next_batch(u64::MAX, &mut Vec::new()).unwrap();
+        let alive_ns = recording.source.processes[&child.id()].alive_ns;
+        if begins_to_exit {
+            ring.end(recording.source.origin_ns + alive_ns - 1000);
+        }
+        // Its parent does not wait for it.
+        child.kill().unwrap();
+        let events = recording.events_until(|event| matches!(event, SourceEvent::ProcessEnded { .. }));
+        let end_ns = events.last().unwrap().at_ns;
+        // It was seen again before the signal arrived.
+        let seen_ns = recording.source.processes[&child.id()].alive_ns;
+        let expected_ns = if begins_to_exit { alive_ns - 1000 } else { seen_ns };
+        assert!((expected_ns..expected_ns + 10).contains(&end_ns), "{end_ns}, {alive_ns}, {seen_ns}");
+        child.wait().unwrap();
+    }
 }
 
 #[test]

@@ -100,12 +100,13 @@ impl HeapProcess for MacProcess<'_> {
         self.process.name = program.filter(|name| !name.is_empty()).unwrap_or(thread_name).to_owned();
     }
 
-    fn has_ended(&mut self, now_ns: u64, is_last: bool) -> bool {
+    fn has_exited(&self) -> bool {
+        self.status.is_some() || refusal::has_ended(self.kernel, self.pid())
+    }
+
+    fn has_left_program(&mut self, now_ns: u64, is_last: bool) -> bool {
         if self.ring.is_none() {
             return false;
-        }
-        if self.status.is_some() || refusal::has_ended(self.kernel, self.pid()) {
-            return true;
         }
         if !is_last && now_ns < self.program_checked_ns.saturating_add(PROGRAM_CHECK_NS) {
             return false;
