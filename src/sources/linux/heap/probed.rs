@@ -35,7 +35,7 @@ const SPARE_MAX: usize = 64;
 pub struct ProbeOptions {
     /// Bytes per sample on average; 1 records each allocation.
     pub every_bytes: u64,
-    /// Limit of the slowdown, percent of the process's CPU time.
+    /// Limit of the slowdown, percent of the process's own time.
     pub max_slowdown_percent: f64,
 }
 
@@ -59,6 +59,10 @@ pub(crate) struct ProbedHeap {
     spare: Vec<Box<Capture>>,
 }
 
+/// Highest slowdown, percent: the cost of a probe is measured elsewhere, and may add up to more than the time that the
+/// process has used.
+const SLOWDOWN_MAX_PERCENT: f64 = 10_000.0;
+
 /// Cost of the probes and CPU time of the process at the last check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Judgement {
@@ -68,11 +72,14 @@ struct Judgement {
 }
 
 impl Judgement {
-    /// Slowdown since then, percent: the process's CPU time includes the cost of the probes.
-    fn slowdown_percent(&self, held_ns: u64, cpu_ns: u64) -> f64 {
-        let held_ns = held_ns.saturating_sub(self.held_ns);
-        let own_ns = cpu_ns.saturating_sub(self.cpu_ns).saturating_sub(held_ns).max(1);
-        100.0 * held_ns as f64 / own_ns as f64
+    /// Slowdown between this check and a later one, percent of the time without the probes: elapsed time, or CPU time
+    /// of several threads if that is more. Both include the cost of the probes.
+    fn slowdown_percent(&self, later: &Judgement) -> f64 {
+        let held_ns = later.held_ns.saturating_sub(self.held_ns);
+        let cpu_ns = later.cpu_ns.saturating_sub(self.cpu_ns);
+        let own_ns = later.at_ns.saturating_sub(self.at_ns).max(cpu_ns).saturating_sub(held_ns);
+        let percent = 100.0 * held_ns as f64 / own_ns.max(1) as f64;
+        percent.min(SLOWDOWN_MAX_PERCENT)
     }
 }
 
@@ -134,9 +141,9 @@ impl ProbedHeap {
         if now_ns < self.judgement.at_ns + after_ns {
             return Ok(());
         }
-        let held_ns = self.probes.held_ns();
         let cpu_ns = perf::process_cpu_ns(self.pid).unwrap_or(self.judgement.cpu_ns);
-        let percent = self.judgement.slowdown_percent(held_ns, cpu_ns);
+        let judgement = Judgement { at_ns: now_ns, held_ns: self.probes.held_ns(), cpu_ns };
+        let percent = self.judgement.slowdown_percent(&judgement);
         if percent > self.options.max_slowdown_percent {
             self.probes.remove();
             let why = format!(
@@ -150,7 +157,7 @@ impl ProbedHeap {
             self.ended_early = Some(why);
             self.ended = true;
         }
-        self.judgement = Judgement { at_ns: now_ns, held_ns, cpu_ns };
+        self.judgement = judgement;
         Ok(())
     }
 
@@ -315,8 +322,18 @@ mod tests {
 
     #[test]
     fn the_cost_of_probes_is_not_the_programs_own_time() {
-        let before = Judgement { at_ns: 0, held_ns: 100, cpu_ns: 1000 };
-        assert!((before.slowdown_percent(200, 2100) - 10.0).abs() < 1e-9);
-        assert!(before.slowdown_percent(100, 1000).abs() < 1e-9, "it did nothing");
+        let before = Judgement { at_ns: 50, held_ns: 100, cpu_ns: 1000 };
+        for (at_ns, held_ns, cpu_ns, expected, why) in [
+            (1150, 200, 2100, 10.0, "one thread, all of the time"),
+            (650, 200, 2100, 10.0, "two threads"),
+            (1150, 200, 1101, 10.0, "it sleeps: nearly all of its CPU time is the cost of the probes"),
+            (1150, 100, 1000, 0.0, "it did nothing"),
+            (150, 150, 1100, 100.0, "half of its time"),
+            (1050, 9000, 2000, 10_000.0, "the cost of probes is estimated too high"),
+            (50, 100, 1000, 0.0, "no time has passed"),
+        ] {
+            let percent = before.slowdown_percent(&Judgement { at_ns, held_ns, cpu_ns });
+            assert!((percent - expected).abs() < 1e-9, "{why}: {percent}");
+        }
     }
 }
