@@ -207,6 +207,12 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
 
 /// The table of memory in use, by callers of the allocator; empty if none is in use. Names are shortened so that rows
 /// fit into `width` characters.
+    let unrecorded = causes(losses.unrecorded.iter().copied());
+    if !unrecorded.is_empty() {
+        let count = losses.unrecorded.iter().fold(0, |sum: u64, (_, count)| sum.saturating_add(*count));
+        let processes = if count == 1 { "1 process" } else { &format!("{count} processes") };
+        parts.push(format!("at least {processes} without the heap shim: {unrecorded}"));
+    }
 pub(super) fn leak_table(saved: &SavedProfile, heap: &Heap, width: usize) -> String {
     let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
     let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };

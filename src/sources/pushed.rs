@@ -151,6 +151,8 @@ pub struct AllocationLosses {
     pub programs: u64,
     /// Processes without memory to report through, by reason.
     pub refused: Vec<(&'static str, u64)>,
+    /// Processes of the command that were seen to run without reporting anything, by reason: at least as many.
+    pub unrecorded: Vec<(&'static str, u64)>,
     /// Records of samples or frees that did not fit, of unknown kind.
     pub records: u64,
     /// Why the source stopped before the recording ended, or what goes on after it.

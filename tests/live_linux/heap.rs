@@ -195,10 +195,7 @@ fn unrecordable_commands_are_reported_with_the_reason() {
         &[fixed.to_str().unwrap()],
         "is linked statically, and the heap shim is loaded by the dynamic linker",
     );
-    refused(
-        &["env", "-i", fixed.to_str().unwrap()],
-        "in an environment without the heap shim (env -i, sudo)",
-    );
+    refused(&["env", "-i", fixed.to_str().unwrap()], "which did not load the heap shim");
     // Small programs usually allocate less than the bytes per sample.
     refused(&["true"], "it allocated little");
     let output = place.run(&["-q", "-o", "a.folded"], &["/nonexistent"]);
@@ -211,7 +208,7 @@ fn unrecorded_survivors_are_reported() {
     let place = Place::new();
     let output = place.run(&["--every", "1", "-o", "a.folded"], &["env", "-i", "true"]);
     let said = text(&output.stderr);
-    assert!(output.status.success() && said.contains("it became `true` in an environment without"), "{said}");
+    assert!(output.status.success() && said.contains("it became `true`, which did not load"), "{said}");
     // A daemon that has allocated before its parent ends.
     let leaks = fixture("leaks");
     let script = format!("mkfifo f; {} wait > f 2> /dev/null & read line < f; echo $!", leaks.display());
@@ -219,6 +216,30 @@ fn unrecorded_survivors_are_reported() {
     let said = text(&output.stderr);
     end(text(&output.stdout).trim().parse().unwrap());
     assert!(output.status.success() && said.contains("1 process that it started runs on"), "{said}");
+}
+
+#[test]
+fn processes_without_the_shim_are_reported() {
+    let place = Place::new();
+    let fixed = try_compile("leaks", "leaks-static", &["-static", "-pthread", "-O1"]).unwrap();
+    let script = format!("{} wait; true", fixed.display());
+    let mut command = place.command(&["--every", "1", "-o", "a.folded"], &["sh", "-c", &script]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    assert_eq!(line, "done\n");
+    let shell = children_of(child.id())[0];
+    let fixed = children_of(shell)[0];
+    // At the end of the recording, it still runs.
+    send(child.id(), libc::SIGINT);
+    child.wait().unwrap();
+    // It has the other end of the pipe, too.
+    end(fixed);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+    assert!(said.contains("at least 1 process without the heap shim: 1 linked statically"), "{said}");
 }
 
 #[test]

@@ -101,17 +101,30 @@ impl Directory {
         &self.path
     }
 
+    /// Path of the shim.
+    #[must_use]
+    pub fn shim(&self) -> PathBuf {
+        self.path.join(SHIM_NAME)
+    }
+
     /// Environment variables with which a command loads the shim, ahead of libraries that it is already told to load.
+    /// The shim of another recording, of which this stackprof is a part, is left out: two would record into this
+    /// directory.
     #[must_use]
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
         self.environment_with(std::env::var_os(PRELOAD_VARIABLE).as_deref())
     }
 
     fn environment_with(&self, preloaded: Option<&OsStr>) -> Vec<(OsString, OsString)> {
-        let mut preload = self.path.join(SHIM_NAME).into_os_string();
-        if let Some(preloaded) = preloaded.filter(|preloaded| !preloaded.is_empty()) {
-            preload.push(":");
-            preload.push(preloaded);
+        let mut preload = self.shim().into_os_string();
+        let preloaded = preloaded.unwrap_or_default().as_bytes();
+        // ld.so(8) divides at blanks, too; dyld does not.
+        let is_separator = |byte: &u8| *byte == b':' || *byte == b' ' && !cfg!(target_vendor = "apple");
+        for library in preloaded.split(is_separator).filter(|library| !library.is_empty()) {
+            if !is_shim(Path::new(OsStr::from_bytes(library))) {
+                preload.push(":");
+                preload.push(OsStr::from_bytes(library));
+            }
         }
         let directory = self.path.clone().into_os_string();
         vec![(PRELOAD_VARIABLE.into(), preload), (super::shared_memory::DIRECTORY_VARIABLE.into(), directory)]
@@ -159,7 +172,7 @@ impl Directory {
     /// Processes that map the shim now, or that start others with it.
     #[must_use]
     pub fn survivors(&self) -> Vec<u32> {
-        processes_with(&self.path.join(SHIM_NAME))
+        processes_with(&self.shim())
     }
 
     /// Number of programs that the shim was loaded into.
@@ -238,6 +251,12 @@ fn free_bytes(place: &Path) -> u64 {
     #[allow(clippy::unnecessary_cast, reason = "of other types on other systems")]
     let (blocks, block_bytes) = (found.f_bavail as u64, found.f_frsize as u64);
     blocks.saturating_mul(block_bytes)
+}
+
+/// Whether this is the path of a shim.
+fn is_shim(path: &Path) -> bool {
+    let directory = path.parent().and_then(Path::file_name).unwrap_or_default();
+    path.file_name() == Some(OsStr::new(SHIM_NAME)) && directory.as_bytes().starts_with(PREFIX.as_bytes())
 }
 
 /// Other processes that were started with a file in their environment: dyld ends a program whose inserted library is
@@ -425,6 +444,11 @@ mod tests {
         sweep(place.path());
         assert!(path.join(CONTROL_NAME).exists());
         drop(directory);
+        // That of an outer recording.
+        let preloaded = OsStr::new("/dev/shm/stackprof-heap-0123/heap.so:/lib/a.so /lib/heap.so");
+        let environment = directory.environment_with(Some(preloaded));
+        let expected = format!("{}/{SHIM_NAME}:/lib/a.so:/lib/heap.so", path.display());
+        assert_eq!(environment[0].1, OsString::from(expected));
         assert!(!path.exists());
     }
 

@@ -163,8 +163,10 @@ impl<P: HeapProcess> HeapSource<P> {
         std::thread::sleep(Duration::from_nanos(batch_ns.min(until_ns.saturating_sub(now_ns))));
     }
 
-    /// Scans for new rings.
+    /// Scans for new rings, and for processes that will have none.
     fn list(&mut self) {
+        let shim = self.directory.shim();
+        self.main_mut().scan_without_shim(&shim);
         for (pid, sequence, path) in self.directory.rings() {
             // Numbers that are no pids.
             if i32::try_from(pid).is_err() {
@@ -236,8 +238,11 @@ impl<P: HeapProcess> HeapSource<P> {
             self.end_name.as_deref().filter(|name| !self.main().process.process().name.starts_with(name))?;
         let is_noted = |sequence| self.directory.maps(self.main, sequence)[1].exists();
         let is_other = self.directory.programs() == 1 && !self.main().sequence.is_some_and(is_noted);
+        let why = self.main().process.why_without_shim();
         is_other.then(|| {
-            format!("it became `{name}` in an environment without the heap shim (env -i, sudo); record that program itself")
+            let why =
+                why.unwrap_or("linked statically, setuid, or started with another LD_PRELOAD (env -i, sudo)");
+            format!("it became `{name}`, which did not load the heap shim: {why}")
         })
     }
 
@@ -620,6 +625,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             malformed: self.losses.malformed,
             programs: self.directory.programs(),
             refused: self.directory.refused(),
+            unrecorded: self.main().process.without_shim(),
             ended_early: self.unrecorded.clone(),
             still_runs: self.exit_status.is_none(),
             ..AllocationLosses::default()

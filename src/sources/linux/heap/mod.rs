@@ -7,6 +7,7 @@
 mod probed;
 mod process;
 mod reasons;
+mod without_shim;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

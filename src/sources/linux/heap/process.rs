@@ -1,11 +1,12 @@
 //! One process with recorded allocations: its images, from /proc while it runs the program of its ring, otherwise from
 //! the copies that the shim made.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use libc::pid_t;
 
+use super::without_shim::ProcessesWithoutShim;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::sources::heap::process::{HeapProcess, RingFiles, read_image_list};
@@ -29,6 +30,7 @@ pub(in crate::sources) struct LinuxProcess {
     list: Vec<Mapping>,
     /// When it last ran the program of its ring.
     program_checked_ns: u64,
+    without_shim: ProcessesWithoutShim,
 }
 
 impl LinuxProcess {
@@ -42,6 +44,7 @@ impl LinuxProcess {
             ring: None,
             list: Vec::new(),
             program_checked_ns: 0,
+            without_shim: ProcessesWithoutShim::default(),
         }
     }
 
@@ -107,6 +110,18 @@ impl HeapProcess for LinuxProcess {
             Ok(false) | Err(Fault::Gone) => true,
             Err(_) => false,
         }
+    }
+
+    fn scan_without_shim(&mut self, shim: &Path) {
+        self.without_shim.scan(self.pid, shim);
+    }
+
+    fn without_shim(&self) -> Vec<(&'static str, u64)> {
+        self.without_shim.counts()
+    }
+
+    fn why_without_shim(&self) -> Option<&'static str> {
+        self.without_shim.why(self.pid)
     }
 
     fn child_end(&mut self) -> Option<ExitStatus> {

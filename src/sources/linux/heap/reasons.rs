@@ -57,6 +57,12 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     if let Some(why) = &losses.ended_early {
         return why.clone();
     }
+    if let Some((why, _)) = losses.unrecorded.first() {
+        let count = losses.unrecorded.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
+        return format!(
+            "at least {count} of its processes ran without the heap shim: {why}; record that program itself"
+        );
+    }
     if losses.malformed > 0 {
         return "what it reported was overwritten, by the program itself or another one".to_owned();
     }
@@ -76,7 +82,7 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
 
 /// How the system loads a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loading {
+pub(super) enum Loading {
     Dynamic,
     Static,
     OtherRights,
@@ -84,7 +90,7 @@ enum Loading {
 }
 
 impl Loading {
-    fn of(path: &Path) -> Loading {
+    pub(super) fn of(path: &Path) -> Loading {
         let gains_rights = fs::metadata(path).is_ok_and(|metadata| {
             let by_owner = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != sys::effective_uid();
             by_owner || metadata.mode() & libc::S_ISGID != 0 || sys::has_file_capabilities(path)
@@ -193,6 +199,8 @@ mod tests {
             let running = AllocationLosses { still_runs: true, ..losses(programs) };
             assert!(why(&running).starts_with("the recording ended before a sample was taken"));
         }
+        let without = AllocationLosses { unrecorded: vec![("linked statically", 1)], ..losses(1) };
+        assert!(why(&without).starts_with("at least 1 of its processes ran without the heap shim: linked"));
         let other =
             AllocationLosses { ended_early: Some("it became another program".to_owned()), ..losses(1) };
         assert_eq!(why(&other), "it became another program");

@@ -1,0 +1,185 @@
+//! Processes of a command that run without the heap shim, as far as they were seen, and why.
+//!
+//! Input: the process tree below the command, by /proc. Output: counts by reason. A process that starts and ends
+//! between two scans is not seen: the counts are lower bounds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use libc::pid_t;
+
+use super::reasons::Loading;
+
+/// Most processes per scan: each costs some 20 microseconds.
+const PROCESSES_MAX: usize = 256;
+/// Most threads of a process whose children are listed.
+const THREADS_MAX: usize = 64;
+/// Most processes to remember: beyond that, ended ones are forgotten, and would count again.
+const KNOWN_MAX: usize = 1 << 16;
+
+/// The process tree of a command.
+#[derive(Debug, Default)]
+pub(super) struct ProcessesWithoutShim {
+    /// By pid: the program that it ran when it was last seen, and why that has no shim.
+    known: BTreeMap<pid_t, (PathBuf, Option<&'static str>)>,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl ProcessesWithoutShim {
+    /// Looks at the processes below the command. `shim`: the library, as in LD_PRELOAD.
+    pub(super) fn scan(&mut self, command: pid_t, shim: &Path) {
+        let (mut waiting, mut seen) = (vec![command], 0);
+        while let Some(pid) = waiting.pop().filter(|_| seen < PROCESSES_MAX) {
+            seen += 1;
+            self.look_at(pid, shim);
+            waiting.extend(children(pid));
+        }
+    }
+
+    fn look_at(&mut self, pid: pid_t, shim: &Path) {
+        let Ok(program) = fs::read_link(format!("/proc/{pid}/exe")) else { return };
+        if self.known.get(&pid).is_some_and(|(known, _)| *known == program) || self.known.len() >= KNOWN_MAX {
+            return;
+        }
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        // A process that is starting or exiting has none: it is looked at again.
+        if environment.is_empty() {
+            return;
+        }
+        // The dynamic linker as a program: `ld.so prog`.
+        let is_linker = program.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"));
+        let loading = if is_linker {
+            Loading::Dynamic
+        } else {
+            Loading::of(&PathBuf::from(format!("/proc/{pid}/exe")))
+        };
+        // Programs write titles over their environment, but only after they have loaded the shim.
+        let why = why_without(loading, &environment, shim).filter(|_| !maps(pid, shim));
+        // The program may have been replaced meanwhile.
+        if fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|now| now == program) {
+            self.note(pid, program, why);
+        }
+    }
+
+    /// Counts a process that was seen to run this program, once per reason.
+    fn note(&mut self, pid: pid_t, program: PathBuf, why: Option<&'static str>) {
+        let before = self.known.insert(pid, (program, why)).and_then(|(_, before)| before);
+        if let Some(why) = why.filter(|why| before != Some(*why)) {
+            *self.counts.entry(why).or_default() += 1;
+        }
+    }
+
+    /// Why the last program of this process that was seen has no shim.
+    pub(super) fn why(&self, pid: pid_t) -> Option<&'static str> {
+        self.known.get(&pid)?.1
+    }
+
+    /// How many processes were seen without the shim, by reason.
+    pub(super) fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.counts.iter().map(|(why, count)| (*why, *count)).collect()
+    }
+}
+
+/// Why a process did not load the shim; `None` if it did, or may have. `environment`: as in /proc/PID/environ, from the
+/// start of its program.
+fn why_without(loading: Loading, environment: &[u8], shim: &Path) -> Option<&'static str> {
+    let names_shim = environment
+        .split(|byte| *byte == 0)
+        .filter_map(|variable| variable.strip_prefix(b"LD_PRELOAD="))
+        .any(|value| memchr::memmem::find(value, shim.as_os_str().as_bytes()).is_some());
+    match loading {
+        Loading::Static => Some("linked statically"),
+        Loading::OtherRights => Some("setuid, setgid or with file capabilities"),
+        Loading::OtherClass => Some("of another architecture"),
+        Loading::Dynamic => (!names_shim).then_some("started with another LD_PRELOAD (env -i, sudo)"),
+    }
+}
+
+/// Whether a process maps a file.
+fn maps(pid: pid_t, file: &Path) -> bool {
+    let text = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    memchr::memmem::find(&text, file.as_os_str().as_bytes()).is_some()
+}
+
+/// Children of all threads of a process (proc_pid_children(5)); none on kernels without that file.
+fn children(pid: pid_t) -> Vec<pid_t> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let lists = threads
+        .flatten()
+        .take(THREADS_MAX)
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_reason_is_in_the_program_or_in_its_environment() {
+        let shim = Path::new("/dev/shm/stackprof-heap-1/heap.so");
+        let preloads = b"A=1\0LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so:/lib/b.so\0";
+        for (loading, environment, expected) in [
+            (Loading::Dynamic, &preloads[..], None),
+            (Loading::Dynamic, b"A=1\0LD_PRELOAD=\0", Some("started with another LD_PRELOAD (env -i, sudo)")),
+            (
+                Loading::Dynamic,
+                b"NOT_LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so",
+                Some("started with another LD_PRELOAD (env -i, sudo)"),
+            ),
+            (Loading::Static, preloads, Some("linked statically")),
+            (Loading::OtherRights, preloads, Some("setuid, setgid or with file capabilities")),
+            (Loading::OtherClass, preloads, Some("of another architecture")),
+        ] {
+            assert_eq!(why_without(loading, environment, shim), expected);
+        }
+    }
+
+    #[test]
+    fn a_process_counts_once_per_reason() {
+        let mut processes = ProcessesWithoutShim::default();
+        for (pid, program, why) in [
+            (5, "/bin/sh", None),
+            (5, "/bin/a", Some("linked statically")),
+            (6, "/bin/a", Some("linked statically")),
+            (6, "/bin/b", Some("linked statically")),
+            (6, "/bin/c", Some("other")),
+            (6, "/bin/d", None),
+        ] {
+            processes.note(pid, program.into(), why);
+        }
+        assert_eq!(processes.counts(), [("linked statically", 2), ("other", 1)]);
+        assert_eq!((processes.why(5), processes.why(6)), (Some("linked statically"), None));
+    }
+
+    #[test]
+    fn children_with_another_environment_are_found() {
+        let (own, shim) = (std::process::id().cast_signed(), Path::new("/tmp/shim.so"));
+        let sleep =
+            |preload: &str| Command::new("sleep").arg("600").env("LD_PRELOAD", preload).spawn().unwrap();
+        let mut children = [sleep("/tmp/shim.so"), sleep("")];
+        let [with, without] = children.each_ref().map(|child| child.id().cast_signed());
+        let mut processes = ProcessesWithoutShim::default();
+        // Until they run their program.
+        let this = fs::read_link("/proc/self/exe").unwrap();
+        while [with, without]
+            .iter()
+            .any(|pid| processes.known.get(pid).is_none_or(|(program, _)| *program == this))
+        {
+            processes.scan(own, shim);
+            std::thread::yield_now();
+        }
+        assert_eq!(processes.why(with), None);
+        assert_eq!(processes.why(without), Some("started with another LD_PRELOAD (env -i, sudo)"));
+        for child in &mut children {
+            child.kill().and_then(|()| child.wait()).unwrap();
+        }
+    }
+}
