@@ -19,12 +19,14 @@ pub struct Estimate {
     pub variance: f64,
     /// Largest weight that one more sample could have.
     unseen: f64,
+    /// The sampled allocations themselves: the true value is not lower.
+    sampled: f64,
 }
 
 impl Estimate {
-    pub(super) fn new(value: f64, variance: f64, unseen: f64) -> Estimate {
+    pub(super) fn new(value: f64, variance: f64, unseen: f64, sampled: f64) -> Estimate {
         // After subtractions, sums may end slightly below 0.
-        Estimate { value, variance: variance.max(0.0), unseen }
+        Estimate { value, variance: variance.max(0.0), unseen, sampled }
     }
 
     /// Adds an independently sampled estimate.
@@ -32,6 +34,7 @@ impl Estimate {
         self.value += other.value;
         self.variance += other.variance;
         self.unseen = self.unseen.max(other.unseen);
+        self.sampled += other.sampled;
     }
 
     /// Standard error.
@@ -40,15 +43,15 @@ impl Estimate {
         self.variance.sqrt()
     }
 
-    /// The 95 % confidence interval. The upper end has room for one more weight: the largest that a sample can have
-    /// (Fay and Feuer, 1997, equation 4).
+    /// The 95 % confidence interval. The lower end is not below what was sampled. The upper end has room for one more
+    /// weight: the largest that a sample can have (Fay and Feuer, 1997, equation 4).
     #[must_use]
     pub fn interval(&self) -> (f64, f64) {
-        let Estimate { value, variance, unseen } = *self;
+        let Estimate { value, variance, unseen, sampled } = *self;
         let low = if variance > 0.0 && value > 0.0 { gamma_quantile(value, variance, -Z) } else { value };
         let (value, variance) = (value + unseen, variance + unseen * unseen);
         let high = if variance > 0.0 { gamma_quantile(value, variance, Z) } else { value };
-        (low.max(0.0), high)
+        (low.max(sampled.min(self.value)), high)
     }
 }
 
@@ -66,6 +69,9 @@ fn gamma_quantile(mean: f64, variance: f64, z: f64) -> f64 {
 pub(super) struct Sum {
     pub(super) bytes: u64,
     object_fractions: u64,
+    /// Sampled allocations, and their sizes without weights.
+    sampled: u64,
+    sampled_bytes: u64,
     bytes_variance: f64,
     objects_variance: f64,
 }
@@ -74,6 +80,8 @@ impl Sum {
     pub(super) fn add(&mut self, weight: Weight) {
         self.bytes = self.bytes.saturating_add(weight.bytes);
         self.object_fractions = self.object_fractions.saturating_add(weight.object_fractions);
+        self.sampled += 1;
+        self.sampled_bytes = self.sampled_bytes.saturating_add(weight.sampled_bytes);
         self.bytes_variance += weight.bytes_variance;
         self.objects_variance += weight.objects_variance;
     }
@@ -81,6 +89,8 @@ impl Sum {
     pub(super) fn subtract(&mut self, weight: Weight) {
         self.bytes = self.bytes.saturating_sub(weight.bytes);
         self.object_fractions = self.object_fractions.saturating_sub(weight.object_fractions);
+        self.sampled = self.sampled.saturating_sub(1);
+        self.sampled_bytes = self.sampled_bytes.saturating_sub(weight.sampled_bytes);
         self.bytes_variance -= weight.bytes_variance;
         self.objects_variance -= weight.objects_variance;
         if self.object_fractions == 0 {
@@ -92,6 +102,8 @@ impl Sum {
     pub(super) fn add_sum(&mut self, other: &Sum) {
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.object_fractions = self.object_fractions.saturating_add(other.object_fractions);
+        self.sampled = self.sampled.saturating_add(other.sampled);
+        self.sampled_bytes = self.sampled_bytes.saturating_add(other.sampled_bytes);
         self.bytes_variance += other.bytes_variance;
         self.objects_variance += other.objects_variance;
     }
@@ -113,8 +125,8 @@ impl Sum {
         };
         let allocations = self.object_fractions as f64 / OBJECT_FRACTIONS;
         (
-            Estimate::new(self.bytes as f64, self.bytes_variance, bytes),
-            Estimate::new(allocations, self.objects_variance, objects),
+            Estimate::new(self.bytes as f64, self.bytes_variance, bytes, self.sampled_bytes as f64),
+            Estimate::new(allocations, self.objects_variance, objects, self.sampled as f64),
         )
     }
 }
@@ -134,7 +146,7 @@ mod tests {
             (10.0, 4.80, 18.39),
             (100.0, 81.36, 121.63),
         ] {
-            let (low_found, high_found) = Estimate::new(count, count, 1.0).interval();
+            let (low_found, high_found) = Estimate::new(count, count, 1.0, 0.0).interval();
             assert!(low_found <= low && low - low_found < 0.05 * count.max(1.0), "{count}: {low_found}");
             assert!((high..1.15 * high).contains(&high_found), "{count}: {high_found}");
         }
@@ -142,8 +154,20 @@ mod tests {
 
     #[test]
     fn exact_values_have_no_interval() {
-        assert_eq!(Estimate::new(4096.0, 0.0, 0.0).interval(), (4096.0, 4096.0));
-        assert_eq!(Estimate::new(0.0, -1e-9, 0.0).interval(), (0.0, 0.0));
+        assert_eq!(Estimate::new(4096.0, 0.0, 0.0, 4096.0).interval(), (4096.0, 4096.0));
+        assert_eq!(Estimate::new(0.0, -1e-9, 0.0, 0.0).interval(), (0.0, 0.0));
+    }
+
+    #[test]
+    fn the_lower_end_is_not_below_what_was_sampled() {
+        let rate = SamplingRate::new(512 << 10);
+        let mut sum = Sum::default();
+        sum.add(rate.weight(4096));
+        let (bytes, blocks) = sum.estimates(rate, Some(4096));
+        assert_eq!((bytes.interval().0, blocks.interval().0), (4096.0, 1.0));
+        let mut twice = blocks;
+        twice.add(blocks);
+        assert!(twice.interval().0 >= 2.0, "{twice:?}");
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct SamplingRate {
 pub(super) struct Weight {
     /// Bytes, rounded.
     pub(super) bytes: u64,
+    /// Size of the allocation: this much is certain.
+    pub(super) sampled_bytes: u64,
     /// Allocations, in units of 1/[`OBJECT_FRACTIONS`].
     pub(super) object_fractions: u64,
     /// Contribution to the variance of sums of bytes, and of allocations.
@@ -66,13 +68,20 @@ impl SamplingRate {
     pub(super) fn weight(self, bytes: u64) -> Weight {
         if self.takes_all() {
             let object_fractions = OBJECT_FRACTIONS as u64;
-            return Weight { bytes, object_fractions, bytes_variance: 0.0, objects_variance: 0.0 };
+            return Weight {
+                bytes,
+                sampled_bytes: bytes,
+                object_fractions,
+                bytes_variance: 0.0,
+                objects_variance: 0.0,
+            };
         }
         let probability = self.probability(bytes);
         let (each, missed) = (1.0 / probability, 1.0 - probability);
         let weighed_bytes = bytes as f64 * each;
         Weight {
             bytes: weighed_bytes.round() as u64,
+            sampled_bytes: bytes,
             object_fractions: (each * OBJECT_FRACTIONS).round() as u64,
             bytes_variance: weighed_bytes * weighed_bytes * missed,
             objects_variance: each * each * missed,
