@@ -266,15 +266,18 @@ fn processes_with(file: &Path) -> Vec<u32> {
     crate::sources::mach::xnu::processes_with(file.as_os_str().as_bytes())
 }
 
-/// Other processes that map a file, by /proc: this one maps the shim to read its unwind information.
+/// Other processes that map a file or have it in their environment, by /proc: programs that they start load it, and the
+/// dynamic linker prints an error if it is gone. This process maps the shim to read its unwind information.
 #[cfg(not(target_vendor = "apple"))]
 fn processes_with(file: &Path) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid: &u32| {
         *pid != std::process::id() && {
-            let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-            memchr::memmem::find(&maps, file.as_os_str().as_bytes()).is_some()
+            ["environ", "maps"].iter().any(|name| {
+                let text = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+                memchr::memmem::find(&text, file.as_os_str().as_bytes()).is_some()
+            })
         }
     })
     .collect()
@@ -376,7 +379,11 @@ fn sweep(place: &Path) {
         let path = entry.path();
         let is_one = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes());
         if is_one && is_own(&path) && is_abandoned(&path) {
-            remove(&path);
+            if processes_with(&path.join(SHIM_NAME)).is_empty() {
+                remove(&path);
+            } else {
+                remove_but_shim(&path);
+            }
         }
     }
 }
@@ -385,10 +392,8 @@ fn is_abandoned(path: &Path) -> bool {
     let mut options = File::options();
     match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path.join(CONTROL_NAME)) {
         Ok(control) => lock(&control),
-        // Files of processes that outlived their recording.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && path.join(SHIM_NAME).exists() => {
-            processes_with(&path.join(SHIM_NAME)).is_empty()
-        }
+        // The shim of processes that outlived their recording.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path.join(SHIM_NAME).exists() => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => fs::symlink_metadata(path)
             .and_then(|metadata| metadata.modified())
             .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > NEW_FOR)),
@@ -439,16 +444,16 @@ mod tests {
         assert_eq!(directory.rings(), [(12, 3, path.join("ring.12.3"))]);
         let environment = directory.environment_with(Some(OsStr::new("/lib/a.so")));
         assert_eq!(environment[0].1, OsString::from(format!("{}/{SHIM_NAME}:/lib/a.so", path.display())));
-        assert_eq!((directory.programs(), directory.refused()), (0, vec![]));
-        // Another recording that starts does not remove it.
-        sweep(place.path());
-        assert!(path.join(CONTROL_NAME).exists());
-        drop(directory);
         // That of an outer recording.
         let preloaded = OsStr::new("/dev/shm/stackprof-heap-0123/heap.so:/lib/a.so /lib/heap.so");
         let environment = directory.environment_with(Some(preloaded));
         let expected = format!("{}/{SHIM_NAME}:/lib/a.so:/lib/heap.so", path.display());
         assert_eq!(environment[0].1, OsString::from(expected));
+        assert_eq!((directory.programs(), directory.refused()), (0, vec![]));
+        // Another recording that starts does not remove it.
+        sweep(place.path());
+        assert!(path.join(CONTROL_NAME).exists());
+        drop(directory);
         assert!(!path.exists());
     }
 
@@ -504,6 +509,29 @@ mod tests {
             libc::waitpid(child, std::ptr::null_mut(), 0);
         }
         // Children that other tests forked meanwhile have the mapping until they execute a program.
+        while !processes_with(&shim).is_empty() {
+            std::thread::yield_now();
+        }
+        sweep(place.path());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_shim_of_a_killed_recording_stays_while_a_process_has_it_in_its_environment() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
+        let (path, shim) = (directory.path().to_owned(), directory.shim());
+        let mut sleep = std::process::Command::new("sleep");
+        let mut child = sleep.arg("600").env("OF_ANY_NAME", &shim).spawn().unwrap();
+        while !directory.survivors().contains(&child.id()) {
+            std::thread::yield_now();
+        }
+        // SAFETY: flock(2) of a descriptor that is open.
+        unsafe { libc::flock(directory.control.as_raw_fd(), libc::LOCK_UN) };
+        sweep(place.path());
+        assert!(shim.exists() && !path.join(CONTROL_NAME).exists());
+        child.kill().and_then(|()| child.wait()).unwrap();
         while !processes_with(&shim).is_empty() {
             std::thread::yield_now();
         }
