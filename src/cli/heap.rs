@@ -119,7 +119,7 @@ pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> 
                 error(&values.allocated.1, grouped)
             ),
         ),
-        ("peak", format!("{} at {}", bytes(values.peak_bytes), duration(peak_at(recording, values)))),
+        ("peak", bytes(values.peak_bytes) + &peak_at(recording, values)),
     ];
     if total(ValueKind::ChurnSpace) > 0 {
         let churn = total(ValueKind::ChurnSpace);
@@ -130,9 +130,14 @@ pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> 
     lines
 }
 
-/// Time of the peak, nanoseconds since the recording began.
-fn peak_at(recording: &Recording, values: &HeapValues) -> u64 {
-    values.peak_at_ns.saturating_sub(recording.stats.begun_ns)
+/// Time of the peak since the recording began, if there is a peak.
+fn peak_at(recording: &Recording, values: &HeapValues) -> String {
+    match values.peak_at_ns.saturating_sub(recording.stats.begun_ns) {
+        _ if values.peak_bytes == 0 => String::new(),
+        // A command may allocate before the clock of the recording begins.
+        0 => " at the start".to_owned(),
+        ns => format!(" at {}", duration(ns)),
+    }
 }
 
 /// The sampling error with 95 % probability: ` ±8%`, or ` (40.0 KiB–1.1 MiB)` if the interval is asymmetric or wide.
@@ -170,8 +175,8 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
     }
     if losses.no_space > 0 {
         parts.push(format!(
-            "{} of these by a full file system: set XDG_RUNTIME_DIR to a directory with more space",
-            grouped(losses.no_space)
+            "of these samples and frees, {} by a full file system: set XDG_RUNTIME_DIR to a directory with more space",
+            losses.no_space
         ));
     }
     let counted = causes([
@@ -202,11 +207,6 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
     if !refused.is_empty() {
         parts.push(format!("processes that could not report: {refused}"));
     }
-    (!parts.is_empty()).then(|| parts.join("; "))
-}
-
-/// The table of memory in use, by callers of the allocator; empty if none is in use. Names are shortened so that rows
-/// fit into `width` characters.
     let unrecorded = causes(losses.unrecorded.iter().copied());
     if !unrecorded.is_empty() {
         let count = losses.unrecorded.iter().fold(0, |sum: u64, (_, count)| sum.saturating_add(*count));

@@ -101,6 +101,8 @@ pub fn frames_by_method(stats: &Stats) -> impl Iterator<Item = (&'static str, u6
 /// The JSON text, with a newline.
 #[must_use]
 pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> String {
+    // A heap recording has no ticks.
+    let has_ticks = figures.heap.is_none();
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         command: &process.command,
@@ -109,10 +111,10 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
         arch: process.arch.name(),
         backend: process.backend,
         backend_why: &process.backend_why,
-        hz_requested: hz,
-        hz_achieved: rounded(hz_achieved(stats)),
+        hz_requested: has_ticks.then_some(hz),
+        hz_achieved: has_ticks.then(|| rounded(hz_achieved(stats))),
         duration_s: seconds(stats.duration_ns),
-        ticks: stats.ticks,
+        ticks: has_ticks.then_some(stats.ticks),
         ticks_late: stats.ticks_late,
         ticks_late_wakeup: stats.ticks_late_wakeup,
         ticks_spared: stats.ticks_skipped,
@@ -187,10 +189,10 @@ struct Report<'a> {
     arch: &'a str,
     backend: &'a str,
     backend_why: &'a str,
-    hz_requested: u32,
-    hz_achieved: f64,
+    hz_requested: Option<u32>,
+    hz_achieved: Option<f64>,
     duration_s: f64,
-    ticks: u64,
+    ticks: Option<u64>,
     ticks_late: u64,
     ticks_late_wakeup: Option<u64>,
     /// Skipped by --max-stop.

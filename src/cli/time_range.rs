@@ -21,9 +21,15 @@ pub(super) fn extract(
     name: &str,
 ) -> Result<SavedProfile> {
     let Some(all_ns) = saved.time_ns() else {
-        let why = format!(
-            "{name} has no times of samples; record with -o NAME{FORMATS_WITH_TIMES}, which keeps them, and cut that"
-        );
+        let why = match saved.about.sampled_every {
+            Some(_) => format!(
+                "{name} is a heap profile, which has no times of samples; a page of the recording shows what was in use \
+                 over time: stackprof heap -o NAME.html"
+            ),
+            None => format!(
+                "{name} has no times of samples; record with -o NAME{FORMATS_WITH_TIMES}, which keeps them, and cut that"
+            ),
+        };
         return Err(Error::new(ErrorKind::Input, why));
     };
     let long = duration(all_ns);
@@ -43,4 +49,22 @@ pub(super) fn extract(
         );
         Error::new(ErrorKind::NoData, why)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::{About, SavedBuilder};
+
+    #[test]
+    fn a_heap_profile_gets_no_advice_that_cannot_work() {
+        let why = |sampled_every| {
+            let saved = SavedBuilder::new(About { sampled_every, ..About::default() }).finish();
+            extract(&saved, &(0..1), "--from", "a.otlp.gz").expect_err("refused").to_string()
+        };
+        assert!(why(None).starts_with("a.otlp.gz has no times of samples; record with -o NAME.otlp.gz"));
+        assert!(
+            why(Some(1)).starts_with("a.otlp.gz is a heap profile, which has no times of samples; a page")
+        );
+    }
 }

@@ -165,6 +165,9 @@ fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
         return Err(usage("--alloc and --free belong together; name a function for each"));
     }
     if flags.every.is_some() && is_stub {
+    if flags.peak && flags.older_than.is_some() {
+        return Err(usage("--older-than counts the blocks at the end; leave it out with --peak"));
+    }
         return Err(usage("--every is for sampling; behind a stub each block is recorded, leave it out"));
     }
     if flags.launch.run_as.is_some() {
@@ -268,6 +271,10 @@ mod tests {
                 "--max-slowdown is for a process that runs already; leave it out without --pid",
             ),
             ("heap --alloc a --gdb :1", "--alloc and --free belong together; name a function for each"),
+            (
+                "heap --peak --older-than 5 -- p",
+                "--older-than counts the blocks at the end; leave it out with --peak",
+            ),
             (
                 "heap --alloc a --free b -- p",
                 "--alloc and --free name the functions of firmware; leave them out without --gdb",
