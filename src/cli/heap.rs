@@ -213,13 +213,17 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
         let processes = if count == 1 { "1 process" } else { &format!("{count} processes") };
         parts.push(format!("at least {processes} without the heap shim: {unrecorded}"));
     }
-pub(super) fn leak_table(saved: &SavedProfile, heap: &Heap, width: usize) -> String {
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The table of memory in use, by callers of the allocator; empty if none is in use. `has_ended`: all recorded processes
+/// have. Names are shortened so that rows fit into `width` characters.
+pub(super) fn leak_table(saved: &SavedProfile, heap: &Heap, has_ended: bool, width: usize) -> String {
     let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
     let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };
-    let head = match heap.moment {
-        Moment::End => "leaked",
-        Moment::Peak => "in use",
-    };
+    // A program that runs on may still free its blocks.
+    let is_leaked = heap.moment == Moment::End && (has_ended || heap.older_than_ns.is_some());
+    let head = if is_leaked { "leaked" } else { "in use" };
     let mut out =
         format!("  {head:<9} {:>1$}  {2:>3$}  who\n", "bytes", widths.bytes, "blocks", widths.blocks);
     for leak in leaks.iter().take(LEAKS_SHOWN) {

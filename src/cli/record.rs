@@ -91,7 +91,8 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     }
     match &heap {
         Some((options, values)) => {
-            let table = super::heap::leak_table(&saved, options, messages::width());
+            let has_ended = recording.stats.exit_status.is_some();
+            let table = super::heap::leak_table(&saved, options, has_ended, messages::width());
             report::heap_summary(request.verbosity, &recording, &names, &figures, (options, values), table);
         }
         None => report::summary(request.verbosity, &recording, &names, &figures, request.unwind),

@@ -18,9 +18,11 @@ impl SavedProfile {
     pub fn group_inuse(&mut self, callers: usize, skip: &dyn Fn(&str) -> bool) {
         let Some(mut history) = self.values.as_mut().and_then(|values| values.history.take()) else { return };
         let mut names: HashMap<NodeId, String> = HashMap::new();
+        let own = self.own_wrappers(skip);
         for change in history.changes() {
             names.entry(change.node).or_insert_with(|| {
-                let callers = self.callers_of_allocator(change.node, callers, skip);
+                let callers =
+                    self.callers_of_allocator(change.node, callers, &|name| skip(name) || own.contains(name));
                 if callers.is_empty() { UNKNOWN.to_owned() } else { callers.join(" < ") }
             });
         }

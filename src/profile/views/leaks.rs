@@ -1,9 +1,10 @@
 //! Memory in use by the callers of the allocator.
 //!
 //! Input: a heap profile of a recording. Output: [`Leak`]s, the largest first. Allocation wrappers (operator new,
-//! xmalloc, the containers of Rust and C++) are skipped: nobody looks for a leak in them.
+//! xmalloc, the containers of Rust and C++) are skipped: nobody looks for a leak in them. Those of the program are known
+//! by their name and by what they call.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::heap::Estimate;
 use crate::profile::saved::SavedProfile;
@@ -176,7 +177,30 @@ const WRAPPER_TRAITS: &str = " as alloc::";
 /// Suffixes that compilers append to the name of a part of a function.
 const SUFFIXES: [&str; 5] = [".part.", ".constprop.", ".isra.", ".cold", ".llvm."];
 
-/// Whether a function is an allocation wrapper.
+/// Words in the names of functions that allocate; others end with `alloc`.
+const ALLOCATION_WORDS: &[&str] =
+    &["new", "strdup", "strndup", "memdup", "memalign", "allocate", "alloc0", "malloc0"];
+
+/// Whether one of the words of a function's name, divided by case or by other characters than letters and digits, says
+/// that it allocates.
+fn is_named_like_a_wrapper(name: &str) -> bool {
+    let bare = without_return_type(name).split('(').next().unwrap_or_default();
+    let function = bare.rsplit("::").next().unwrap_or_default();
+    let mut before = ' ';
+    let mut words = vec![String::new()];
+    for c in function.chars() {
+        if !c.is_ascii_alphanumeric() || c.is_ascii_uppercase() && before.is_ascii_lowercase() {
+            words.push(String::new());
+        }
+        before = c;
+        if let Some(word) = words.last_mut().filter(|_| c.is_ascii_alphanumeric()) {
+            word.push(c.to_ascii_lowercase());
+        }
+    }
+    words.iter().any(|word| word.ends_with("alloc") || ALLOCATION_WORDS.contains(&word.as_str()))
+}
+
+/// Whether a function is an allocation wrapper of any program.
 #[must_use]
 pub fn is_wrapper(name: &str) -> bool {
     let end = SUFFIXES.iter().filter_map(|suffix| name.find(suffix)).min().unwrap_or(name.len());
@@ -223,8 +247,9 @@ impl SavedProfile {
     pub fn leaks(&self, callers: usize, skip: &dyn Fn(&str) -> bool) -> Vec<Leak> {
         let Some(values) = self.values() else { return Vec::new() };
         let mut by_callers: HashMap<Vec<String>, (Estimate, Estimate)> = HashMap::new();
+        let own = self.own_wrappers(skip);
         for (node, (bytes, blocks)) in values.inuse() {
-            let shown = self.callers_of_allocator(node, callers, skip);
+            let shown = self.callers_of_allocator(node, callers, &|name| skip(name) || own.contains(name));
             let sum = by_callers.entry(shown).or_default();
             sum.0.add(bytes);
             sum.1.add(blocks);
@@ -236,13 +261,37 @@ impl SavedProfile {
         leaks
     }
 
-    /// This many callers of the allocator in a stack, the one that allocated first.
-    pub(super) fn callers_of_allocator(
-        &self,
-        node: NodeId,
-        callers: usize,
-        skip: &dyn Fn(&str) -> bool,
-    ) -> Vec<String> {
+    /// Wrappers of the program itself: functions named like one that call nothing but wrappers in all stacks.
+    pub(super) fn own_wrappers(&self, skip: &dyn Fn(&str) -> bool) -> HashSet<String> {
+        let Some(values) = self.values() else { return HashSet::new() };
+        let mut numbers: HashMap<String, usize> = HashMap::new();
+        let mut number_of = |name: String| {
+            let next = numbers.len();
+            *numbers.entry(name).or_insert(next)
+        };
+        let mut numbered = |node| self.names_from_leaf(node).into_iter().map(&mut number_of).collect();
+        let stacks: Vec<Vec<usize>> = values.inuse().map(|(node, _)| numbered(node)).collect();
+        // By number: whether it is a wrapper of any program, and whether it may be one of this program.
+        let mut wrappers = vec![(false, false); numbers.len()];
+        for (name, number) in &numbers {
+            wrappers[*number] = (is_wrapper(name) || skip(name), is_named_like_a_wrapper(name));
+        }
+        // Each pass may find that what a wrapper calls is none.
+        let mut is_changed = true;
+        while std::mem::take(&mut is_changed) {
+            for stack in &stacks {
+                let is_passed = |number: &&usize| wrappers[**number].0 || wrappers[**number].1;
+                let passed = stack.iter().take_while(is_passed).count();
+                for number in stack.iter().skip(passed) {
+                    is_changed |= std::mem::take(&mut wrappers[*number].1);
+                }
+            }
+        }
+        numbers.into_iter().filter(|(_, number)| wrappers[*number].1).map(|(name, _)| name).collect()
+    }
+
+    /// Names of the functions in a stack, the innermost first.
+    fn names_from_leaf(&self, node: NodeId) -> Vec<String> {
         let mut frames = Vec::new();
         self.path_of(node, &mut frames);
         let mut names = Vec::new();
@@ -250,6 +299,17 @@ impl SavedProfile {
             self.names_of(*frame, false, &mut |name| names.push(name.to_owned()));
         }
         names.reverse();
+        names
+    }
+
+    /// This many callers of the allocator in a stack, the one that allocated first.
+    pub(super) fn callers_of_allocator(
+        &self,
+        node: NodeId,
+        callers: usize,
+        skip: &dyn Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let mut names = self.names_from_leaf(node);
         let passed = names.iter().take_while(|name| is_wrapper(name) || skip(name)).count();
         // A stack of only wrappers is attributed to them.
         let passed = if passed == names.len() { 0 } else { passed };
@@ -260,6 +320,73 @@ impl SavedProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::about::About;
+    use crate::profile::builder::SavedBuilder;
+    use crate::profile::saved::StackRoot;
+    use crate::profile::values::{StackValues, ValueType};
+
+    /// A heap profile of these stacks, outermost function first, with one block of a byte each.
+    fn profile(stacks: &[&str]) -> SavedProfile {
+        let mut builder = SavedBuilder::new(About { unit: "bytes".into(), ..About::default() });
+        let process = builder.text("prog").expect("fits");
+        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = builder.root(root).expect("fits");
+        let types = [("inuse_objects", "count"), ("inuse_space", "bytes")];
+        let types = types.map(|(kind, unit)| ValueType { kind: kind.into(), unit: unit.into() });
+        let mut values = StackValues::new(types.to_vec());
+        for stack in stacks {
+            let frames: Vec<_> =
+                stack.split(' ').map(|name| builder.named_frame(name).expect("fits")).collect();
+            let node = builder.add(root, &frames, 1).expect("fits");
+            let mut one = Estimate::default();
+            one.value = 1.0;
+            values.add_inuse(node, (one, one));
+        }
+        let mut saved = builder.finish();
+        saved.values = Some(values);
+        saved
+    }
+
+    fn rows(stacks: &[&str], skip: &dyn Fn(&str) -> bool) -> Vec<String> {
+        let leaks = profile(stacks).leaks(1, skip);
+        let mut rows: Vec<String> = leaks.into_iter().map(|leak| leak.callers.concat()).collect();
+        rows.sort();
+        rows
+    }
+
+    #[test]
+    fn wrappers_of_the_program_are_passed_over_if_they_only_allocate() {
+        let stacks = [
+            "main parse jv_string jv_string_alloc jv_mem_alloc malloc",
+            "main load jv_mem_calloc calloc",
+            // It also calls what is no wrapper.
+            "main new_table fill malloc",
+            "main grow new_table malloc",
+            // It is a wrapper of one that is none.
+            "main read allocTable new_table malloc",
+            // A name alone does not make a wrapper, and a leaf is no caller.
+            "main read_config malloc",
+        ];
+        let expected = ["fill", "jv_string", "load", "new_table", "read_config"];
+        assert_eq!(rows(&stacks, &|_| false), expected);
+        let skip = |name: &str| name == "fill";
+        assert_eq!(rows(&stacks, &skip), ["grow", "jv_string", "load", "main", "read", "read_config"]);
+        // A stack of only wrappers.
+        assert_eq!(rows(&["node_alloc malloc"], &|_| false), ["malloc"]);
+    }
+
+    #[test]
+    fn names_of_wrappers_have_a_word_for_it() {
+        for name in
+            ["jv_mem_alloc", "pgalloc", "myMalloc", "Pool::alloc(int)", "node_new", "dupStrdup", "ZMalloc"]
+        {
+            assert!(is_named_like_a_wrapper(name), "{name}");
+        }
+        for name in ["main", "newspaper", "renew_all", "allocation", "mallocate", "alloc_pool::get(int)", ""]
+        {
+            assert!(!is_named_like_a_wrapper(name), "{name}");
+        }
+    }
 
     #[test]
     fn wrappers_are_recognized_in_all_spellings() {
