@@ -28,7 +28,7 @@ end
 
 complete -c stackprof -n "__fish_stackprof_needs_command" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r -f -f -a "(__fish_stackprof_processes)"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r -f
-complete -c stackprof -n "__fish_stackprof_needs_command" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l exec -d 'With --gdb: the program\'s file, if the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l container -d 'The processes of a container, by the beginning of its id' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l user -d 'The processes of a user' -r -f -a "(__fish_complete_users)"
@@ -46,8 +46,8 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l timeline-memory -d 
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
-complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Stop the target for at most this share of its time: at the limit, less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
+complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
@@ -68,12 +68,12 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l kill-after -d 'End 
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-timeline -d 'Keep no times of samples'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l pprof-timestamps -d 'In pprof files, write each sample by itself, with its time as a label (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l lines -d 'Frames with their source line: function (file:line)'
@@ -86,8 +86,8 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -s v -l verbose -d 'Al
 complete -c stackprof -n "__fish_stackprof_needs_command" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_needs_command" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l children -d 'Also record the processes that it starts [default for a command]'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l no-children -d 'Record the process alone [default with --pid]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l children -d 'Also record the processes that the target starts [default for a command]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-children -d 'Record only the process itself [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "record" -d 'Record a profile (the default).'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "heap" -d 'Record who allocates the memory of a command, and who never frees it.'
@@ -101,7 +101,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "completions" -d
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r -f -f -a "(__fish_stackprof_processes)"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l exec -d 'With --gdb: the program\'s file, if the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l cgroup -d 'The processes of a control group: /system.slice/nginx.service' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l container -d 'The processes of a container, by the beginning of its id' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l user -d 'The processes of a user' -r -f -a "(__fish_complete_users)"
@@ -119,8 +119,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeline-
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Stop the target for at most this share of its time: at the limit, less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
@@ -141,12 +141,12 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kill-afte
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-timeline -d 'Keep no times of samples'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l pprof-timestamps -d 'In pprof files, write each sample by itself, with its time as a label (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l lines -d 'Frames with their source line: function (file:line)'
@@ -159,20 +159,19 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s v -l verb
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l off-cpu -d 'Linux: record waiting time alone, under the stack that waits'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children -d 'Also record the processes that it starts [default for a command]'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children -d 'Also record the processes that the target starts [default for a command]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record only the process itself [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l every -d 'Bytes per sample on average, such as 64K; 1 takes every allocation [default: 512K]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l every -d 'Bytes allocated per sample, on average, such as 64K; 1 samples all allocations [default: 512K]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l type -d 'Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space, alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof and OTLP have all [default: inuse_space]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers in the table of leaks, from the allocator on, 1 to 64 [default: 1]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Skip these functions in the table of leaks, like operator new and xmalloc; may be given more than once' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l older-than -d 'Count only blocks of at least this age at the end as in use: short-lived blocks are not leaks' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-slowdown -d 'With --pid: end the recording if it slows the process by more than this share of its CPU time [default: 10]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l alloc -d 'With --gdb: a function that allocates the number of bytes in its first argument; may be given more than once [default: malloc and other known names]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l free -d 'With --gdb: a function that frees the block of its first argument' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r -f -f -a "(__fish_stackprof_processes)"
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers per row of the table of leaks, 1 to 64 [default: 1]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Functions to pass over in the table of leaks, as it does operator new and xmalloc: their callers are shown; may be given more than once' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l older-than -d 'Count as in use only blocks that are at least this old at the end: what is freed soon is no leak' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-slowdown -d 'With --pid: end the recording if the probes slow the process by more than this [default: 10]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l alloc -d 'With --gdb: a function that allocates as many bytes as its first argument says; may be given more than once [default: malloc and other known names]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l free -d 'With --gdb: a function that frees the block that its first argument points to' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l exec -d 'With --gdb: the program\'s file, if the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
@@ -181,7 +180,7 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s o -l output -d 'Write the profile here; may be given more than once. The extension selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
@@ -197,7 +196,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l title -d 'H
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use at the peak [default: at the end]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s p -l pid -d 'Process to attach to, by id or name' -r -f -f -a "(__fish_stackprof_processes)"
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use when it was most [default: at the end]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l threads -d 'One subtree per thread instead of one for all'
@@ -227,7 +227,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeline-me
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Stop the target for at most this share of its time: at the limit, less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
@@ -243,17 +243,17 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'H
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: 3]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-timeline -d 'Keep no times of samples'
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l pprof-timestamps -d 'In pprof files, write each sample by itself, with its time as a label (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l lines -d 'Frames with their source line: function (file:line)'
@@ -266,7 +266,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s v -l verbos
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l exec -d 'With --gdb: the program\'s file, if the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
 fp\t''
@@ -301,7 +301,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l type -d 'Value of a heap profile to read: inuse_space, inuse_objects, alloc_space, alloc_objects or another one in the file [default: the one it shows]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns), where the profile knows that'
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l pprof-timestamps -d 'In pprof files, write each sample by itself, with its time as a label (end_timestamp_ns), if the profile has times'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l lines -d 'Frames with their source line: function (file:line), where the profile has them'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l dark -d 'Flame graph on a dark page'
@@ -328,8 +328,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l min-width -
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l type -d 'Value of a heap profile to read: inuse_space, inuse_objects, alloc_space, alloc_objects or another one in the file [default: the one it shows]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l absolute -d 'Compare CPU seconds; samples where no file tells its rate'
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l share -d 'Compare shares of the profile'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l absolute -d 'Compare CPU seconds, or numbers of samples if a file does not state its rate'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l share -d 'Compare shares of each profile'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l idle -d 'Also compare waiting threads, for profiles recorded with --idle'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l no-normalize -d 'Match names as they are. Without this, what differs between builds is left out: hashes, {closure#3}, .llvm.123, .cold, .part.0, .constprop.0, .isra.0, lambda numbers, offsets in [module+0x1f40], lines'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l no-inline -d 'Count inlined functions as the function they became part of, where the profile tells them apart. For builds that inline differently'

@@ -106,7 +106,7 @@ Examples:
     disable_version_flag = true,
     args_override_self = true,
     mut_arg("output", |arg| arg.help(
-        "Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt \
+        "Write the profile here; may be given more than once. The extension selects the format (.svg .html .folded .txt \
          .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: \
          stackprof-demo.svg]"
     )),
@@ -181,7 +181,7 @@ pub(super) struct SourceFlags {
     /// output
     #[arg(long, value_name = "STUB")]
     pub(super) gdb: Option<OsString>,
-    /// With --gdb: the program's file, where the stub does not name it
+    /// With --gdb: the program's file, if the stub does not name it
     #[arg(long, value_name = "FILE")]
     pub(super) exec: Option<PathBuf>,
     /// `sim:SEED`, a simulated process: for tests of the profiler itself.
@@ -227,10 +227,10 @@ pub(super) struct ScopeFlags {
     /// Linux: record waiting time alone, under the stack that waits
     #[arg(long, help_heading = RECORDING)]
     pub(super) off_cpu: bool,
-    /// Also record the processes that it starts [default for a command]
+    /// Also record the processes that the target starts [default for a command]
     #[arg(long, help_heading = RECORDING)]
     pub(super) children: bool,
-    /// Record the process alone [default with --pid]
+    /// Record only the process itself [default with --pid]
     #[arg(long, overrides_with = "children", help_heading = RECORDING)]
     pub(super) no_children: bool,
     /// One root frame per process, `name (pid)`, instead of one per name
@@ -272,22 +272,22 @@ pub(super) struct RecordingFlags {
     /// (stops threads) or auto, the first that is permitted [default: auto]
     #[arg(long, value_name = "SOURCE", help_heading = RECORDING)]
     pub(super) source: Option<OsString>,
-    /// Include frames of the kernel, marked _[k], where the source has them [default]
+    /// Include frames of the kernel, marked _[k], if the source has them [default]
     #[arg(long, help_heading = RECORDING)]
     pub(super) kernel: bool,
     /// No frames of the kernel: its time counts for the function that called it
     #[arg(long, overrides_with = "kernel", help_heading = RECORDING)]
     pub(super) no_kernel: bool,
-    /// Share of its time that the target may be stopped: beyond it less of large stacks is
-    /// copied, then ticks are skipped [default: 2; 5 behind a stub]
+    /// Stop the target for at most this share of its time: at the limit, less of large
+    /// stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_stop: Option<OsString>,
     /// Seed of the tick jitter, for runs that replay.
     #[arg(long, hide = true, value_name = "N", allow_hyphen_values = true)]
     pub(super) seed: Option<OsString>,
 
-    /// Write the profile here; may be given more than once. The extension tells
-    /// the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
+    /// Write the profile here; may be given more than once. The extension
+    /// selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
     /// .firefox.json .otlp .otlp.gz), - is folded stacks on standard output
     /// [default: stackprof-NAME-PID.svg]
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
@@ -315,7 +315,7 @@ pub(super) struct RecordingFlags {
     /// Heading of the flame graph [default: NAME (pid N)]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     pub(super) title: Option<String>,
-    /// In pprof each sample by itself, with a label that says when it was taken
+    /// In pprof files, write each sample by itself, with its time as a label
     /// (end_timestamp_ns); files are larger
     #[arg(long, help_heading = OUTPUT)]
     pub(super) pprof_timestamps: bool,

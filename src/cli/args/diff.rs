@@ -48,10 +48,10 @@ pub(super) struct DiffFlags {
     /// The part of the time that is compared with it
     #[arg(long, value_name = "RANGE", action = ArgAction::Append, allow_hyphen_values = true, help_heading = INPUT)]
     new: Vec<OsString>,
-    /// Compare CPU seconds; samples where no file tells its rate
+    /// Compare CPU seconds, or numbers of samples if a file does not state its rate
     #[arg(long, help_heading = COMPARING)]
     absolute: bool,
-    /// Compare shares of the profile
+    /// Compare shares of each profile
     #[arg(long, help_heading = COMPARING)]
     share: bool,
     /// Also compare waiting threads, for profiles recorded with --idle

@@ -24,8 +24,8 @@ use crate::gate::Options;
 one machine. A directory stands for all files in it.
 
 It fails if the program's CPU time grew by more than the limit, or a function's
-own did, and a permutation test says that this is hardly chance. Cost that only
-moved between functions is reported and passes. With too few runs for a test
+own did, and a permutation test finds chance unlikely. Cost that only moved
+between functions is reported and passes. With too few runs for a test
 (fewer than 4 a side at the default --false-alarms) only growth beyond limit and
 usual noise in every run is reported.
 

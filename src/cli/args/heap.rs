@@ -34,18 +34,18 @@ const HZ: u32 = 1000;
     override_usage = "stackprof heap [OPTIONS] -- COMMAND [ARGS...]
        stackprof heap --pid N [OPTIONS]
        stackprof heap --gdb HOST:PORT --exec FILE [OPTIONS]",
-    before_help = "One allocation in 512 KiB is sampled with its stack, and weighed so that all
-sums are right on average; the summary tells their error. A command (Linux,
-macOS) runs with a library that the dynamic linker loads, and so do the
+    before_help = "Samples one allocation per 512 KiB allocated, on average, with its stack, and
+weights it so that sums are right on average; the summary states the error.
+The dynamic linker loads a library into the command (Linux, macOS) and the
 processes that it starts. A process that runs already (Linux, as root) gets
-probes at its allocator, which cost more. Behind a stub breakpoints show every
-block of a board or an emulator.
+probes at its allocator, which cost more. Behind a gdb stub, breakpoints show
+every block of a board or an emulator.
 
 Examples:
   stackprof heap -- ./prog                   what is in use at the end
-  stackprof heap --peak -o a.html -- ./prog  what was in use when most was
-  stackprof heap --every 1 -- ./prog         each allocation: exact, and slower
-  stackprof heap --callers 3 -- ./prog       leaks by three callers
+  stackprof heap --peak -o a.html -- ./prog  what was in use at the peak
+  stackprof heap --every 1 -- ./prog         all allocations: exact, and slower
+  stackprof heap --callers 3 -- ./prog       three callers per row of the table
   stackprof heap --pid 42 --older-than 30    what lives longer than 30 seconds
   stackprof heap --gdb :3333 --exec fw.elf   leaks of firmware
   stackprof heap -o a.pb.gz -- ./prog        keep it; go tool pprof -inuse_space
@@ -56,6 +56,7 @@ Examples:
     disable_help_flag = true,
     disable_version_flag = true,
     args_override_self = true,
+    mut_arg("pid", |arg| arg.help("Process to attach to, by id or name")),
     mut_arg("hz", |arg| arg.hide(true)),
     mut_arg("idle", |arg| arg.hide(true)),
     mut_arg("timeline_memory", |arg| arg.hide(true)),
@@ -68,11 +69,11 @@ Examples:
     mut_arg("run_as", |arg| arg.hide(true))
 )]
 pub(super) struct HeapFlags {
-    /// Bytes per sample on average, such as 64K; 1 takes every allocation
+    /// Bytes allocated per sample, on average, such as 64K; 1 samples all allocations
     /// [default: 512K]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, help_heading = HEAP)]
     every: Option<OsString>,
-    /// Report the memory in use at the peak [default: at the end]
+    /// Report the memory in use when it was most [default: at the end]
     #[arg(long, help_heading = HEAP)]
     peak: bool,
     /// Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space,
@@ -80,26 +81,26 @@ pub(super) struct HeapFlags {
     /// have all [default: inuse_space]
     #[arg(long = "type", value_name = "TYPE", help_heading = HEAP)]
     value_type: Option<String>,
-    /// Callers in the table of leaks, from the allocator on, 1 to 64 [default: 1]
+    /// Callers per row of the table of leaks, 1 to 64 [default: 1]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = HEAP)]
     callers: Option<OsString>,
-    /// Skip these functions in the table of leaks, like operator new and xmalloc;
-    /// may be given more than once
+    /// Functions to pass over in the table of leaks, as it does operator new and
+    /// xmalloc: their callers are shown; may be given more than once
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = HEAP)]
     skip: Vec<OsString>,
-    /// Count only blocks of at least this age at the end as in use: short-lived
-    /// blocks are not leaks
+    /// Count as in use only blocks that are at least this old at the end: what is
+    /// freed soon is no leak
     #[arg(long, value_name = "SECS", allow_hyphen_values = true, help_heading = HEAP)]
     older_than: Option<OsString>,
-    /// With --pid: end the recording if it slows the process by more than this share
-    /// of its CPU time [default: 10]
+    /// With --pid: end the recording if the probes slow the process by more than this
+    /// [default: 10]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = HEAP)]
     max_slowdown: Option<OsString>,
-    /// With --gdb: a function that allocates the number of bytes in its first argument;
+    /// With --gdb: a function that allocates as many bytes as its first argument says;
     /// may be given more than once [default: malloc and other known names]
     #[arg(long, value_name = "NAME", action = ArgAction::Append, help_heading = HEAP)]
     alloc: Vec<String>,
-    /// With --gdb: a function that frees the block of its first argument
+    /// With --gdb: a function that frees the block that its first argument points to
     #[arg(long, value_name = "NAME", action = ArgAction::Append, help_heading = HEAP)]
     free: Vec<String>,
     #[command(flatten)]
@@ -164,10 +165,10 @@ fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
     if flags.alloc.is_empty() != flags.free.is_empty() {
         return Err(usage("--alloc and --free belong together; name a function for each"));
     }
-    if flags.every.is_some() && is_stub {
     if flags.peak && flags.older_than.is_some() {
         return Err(usage("--older-than counts the blocks at the end; leave it out with --peak"));
     }
+    if flags.every.is_some() && is_stub {
         return Err(usage("--every is for sampling; behind a stub each block is recorded, leave it out"));
     }
     if flags.launch.run_as.is_some() {
@@ -270,11 +271,11 @@ mod tests {
                 "heap --max-slowdown 5 -- p",
                 "--max-slowdown is for a process that runs already; leave it out without --pid",
             ),
-            ("heap --alloc a --gdb :1", "--alloc and --free belong together; name a function for each"),
             (
                 "heap --peak --older-than 5 -- p",
                 "--older-than counts the blocks at the end; leave it out with --peak",
             ),
+            ("heap --alloc a --gdb :1", "--alloc and --free belong together; name a function for each"),
             (
                 "heap --alloc a --free b -- p",
                 "--alloc and --free name the functions of firmware; leave them out without --gdb",

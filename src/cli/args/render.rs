@@ -58,8 +58,8 @@ pub(super) struct RenderFlags {
     /// Heading of the flame graph [default: the name of the process]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     title: Option<String>,
-    /// In pprof each sample by itself, with a label that says when it was taken
-    /// (end_timestamp_ns), where the profile knows that
+    /// In pprof files, write each sample by itself, with its time as a label
+    /// (end_timestamp_ns), if the profile has times
     #[arg(long, help_heading = OUTPUT)]
     pprof_timestamps: bool,
     /// Stack-reversed flame graph: leaf functions at the root, then their callers
