@@ -4,6 +4,7 @@
 use std::process::{Child, Command};
 
 use super::*;
+use crate::sources::heap::ring::AllocationRecord;
 use crate::sources::heap::ring::tests::RingWriter;
 use crate::sources::heap::shared_memory::Kind;
 use crate::sources::linux::heap::{LinuxProcess, process_of};
@@ -112,6 +113,7 @@ fn records_become_ordered_events_with_the_callers_state() {
     assert_eq!(capture.stack_limit, Some(Avma(capture.stack_base.0 + 64)));
     #[cfg(target_arch = "x86_64")]
     {
+        use crate::arch::{Registers, UNKNOWN_REGISTER};
         let Registers::X86_64(registers) = &capture.registers else { panic!("{:?}", capture.registers) };
         assert_eq!((registers.rip, registers.gpr[7], registers.gpr[6]), (0x1007, 0x1006, 0x1001));
         assert_eq!((registers.gpr[3], registers.gpr[12], registers.gpr[15]), (0x1000, 0x1002, 0x1005));
@@ -227,7 +229,14 @@ fn a_process_ends_when_it_began_to_exit_or_else_when_it_was_last_known_to_run() 
 fn images_of_an_exited_process_are_those_copied_by_the_shim() {
     let recording = Recording::new();
     let pid = recording.command.id();
-    let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap();
+    // Until its program is mapped.
+    let is_code = |line: &str| line.contains(" r-xp ") && line.contains(" /");
+    let text = loop {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        if text.lines().any(is_code) {
+            break text;
+        }
+    };
     let [begin, end] = recording.source.directory.maps(pid, 0);
     let mut process = recording.source.main().process.new_for(pid);
     let ring = RingFiles { name: format!("{RING_PREFIX}{pid}.0"), images: [begin.clone(), end.clone()] };

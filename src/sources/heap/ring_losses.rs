@@ -1,0 +1,32 @@
+//! Records that did not fit into the rings of a command.
+//!
+//! Input: counters of rings; output: their sums.
+
+use super::ring::Ring;
+
+/// Losses of one or several rings.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RingLosses {
+    pub(super) allocations: Vec<(u64, u64)>,
+    pub(super) frees: u64,
+    pub(super) early: u64,
+    pub(super) no_space: u64,
+}
+
+impl RingLosses {
+    /// Adds those of another ring.
+    pub(super) fn merge(&mut self, other: &RingLosses) {
+        self.allocations.extend(&other.allocations);
+        self.frees = self.frees.saturating_add(other.frees);
+        self.early = self.early.saturating_add(other.early);
+        self.no_space = self.no_space.saturating_add(other.no_space);
+    }
+
+    /// Adds those of a ring.
+    pub(super) fn add(&mut self, ring: &Ring) {
+        self.allocations.extend(ring.lost_allocations());
+        self.frees = self.frees.saturating_add(ring.lost_frees());
+        self.early = self.early.saturating_add(ring.early());
+        self.no_space = self.no_space.saturating_add(ring.no_space());
+    }
+}
