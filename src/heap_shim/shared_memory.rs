@@ -31,8 +31,9 @@
 //! The file is sparse: a ring takes memory only for unread records. A writer has the kernel back the next piece
 //! before it enters it, up to the count `backed`; if there is no space for it, the record is lost (`no_space`), and
 //! the program never gets the SIGBUS that a store to an unbacked page raises. The reader punches holes where it
-//! zeroes, unless the ring `is_pinned`: then all of it was backed in advance. After punching a hole it checks again:
-//! if the ring was pinned meanwhile, the reader backs the piece again before it releases it through `read`.
+//! zeroes, unless the ring is busy (the memory is needed again soon) or `is_pinned`: then all of it was backed in
+//! advance. After punching a hole it checks again: if the ring was pinned meanwhile, the reader backs the piece again
+//! before it releases it through `read`.
 //!
 //! Order: a free is in the ring before the allocator gets the block back, an allocation after the allocator returned
 //! it and before the program has it. So the records of one address are in order.
