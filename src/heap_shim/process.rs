@@ -1,8 +1,8 @@
 //! State of the process: settings from the control file, the set of sampled blocks, and the ring, which is
 //! created at the first sample. After a fork the child has neither set nor ring, and creates its own.
 //!
-//! All states change by compare-and-swap, and no thread waits: if another thread is changing the state, it
-//! continues without a sample.
+//! All states change by compare-and-swap, and no thread waits for long: if another thread is changing the state, it
+//! yields a few times, and continues without a sample.
 #![allow(unsafe_code)]
 
 use super::block_set::{BlockSet, FILTER_SIZE};
@@ -54,6 +54,8 @@ static PID: AtomicU32 = AtomicU32::new(0);
 static SEQUENCE: AtomicU32 = AtomicU32::new(0);
 /// Changes whenever a ring is created, so that threads detect state left over from another process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
+/// How often a thread yields to the one that is creating the ring, before its sample is lost.
+const YIELDS_MAX: u32 = 200;
 /// Samples lost while another thread created the ring, by size class: the ring's first losses.
 static EARLY: [LostAllocations; SIZE_CLASSES] =
     [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
@@ -303,6 +305,11 @@ impl Process {
     pub fn ring(&self, size: u64) -> Option<Ring> {
         // SAFETY: mapped permanently.
         let [state, is_owner] = unsafe { &*RING_STATE.load(Ordering::Relaxed) };
+        let is_being_made = || state.load(Ordering::Acquire) == MAKING_RING;
+        if is_being_made() && !is_confined() {
+            // Threads that begin together: the other one is done soon, or has been preempted.
+            (0..YIELDS_MAX).take_while(|_| is_being_made()).for_each(|_| system::yield_now());
+        }
         match state.load(Ordering::Acquire) {
             HAS_RING => return ring(),
             NO_RING => {}
@@ -316,8 +323,7 @@ impl Process {
             return None;
         }
         if state.compare_exchange(NO_RING, MAKING_RING, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            lose_early(size);
-            return None;
+            return self.ring(size);
         }
         let is_child = is_owner.load(Ordering::Relaxed) == 0;
         let pid = system::pid();

@@ -68,23 +68,55 @@ fn look_up() -> bool {
     for (function, (name, of_glibc)) in REAL.iter().zip(names) {
         function.store(find(name, of_glibc), Ordering::Release);
     }
-    REAL_PRCTL.store(find(c"prctl", core::ptr::null()), Ordering::Release);
-    REAL_SYSCALL.store(find(c"syscall", core::ptr::null()), Ordering::Release);
+    for (function, name) in OTHERS.iter().zip(OTHER_NAMES) {
+        function.store(find(name, core::ptr::null()), Ordering::Release);
+    }
     LOOK_UP.store(DONE, Ordering::Release);
     true
 }
 
-/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls `prctl` or
-/// `syscall`.
+/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls one of `OTHERS`.
 pub extern "C" fn load() {
     look_up();
 }
 
-/// `prctl` of libc, whose callers may restrict system calls; null until it is looked up.
-pub static REAL_PRCTL: AtomicPtr<()> = AtomicPtr::new(null_mut());
+/// Other functions of libc, which the shim observes; null until they are looked up, and where libc has none.
+pub static OTHERS: [AtomicPtr<()>; OTHER_NAMES.len()] =
+    [const { AtomicPtr::new(null_mut()) }; OTHER_NAMES.len()];
 
-/// `syscall` of libc.
-pub static REAL_SYSCALL: AtomicPtr<()> = AtomicPtr::new(null_mut());
+const OTHER_NAMES: [&core::ffi::CStr; 9] = [
+    c"prctl",
+    c"syscall",
+    c"sigaction",
+    c"signal",
+    c"bsd_signal",
+    c"sysv_signal",
+    c"__sysv_signal",
+    c"ssignal",
+    c"sigset",
+];
+
+/// Index into `OTHERS`.
+pub mod other {
+    /// `prctl`, whose callers may restrict system calls.
+    pub const PRCTL: usize = 0;
+    /// `syscall`.
+    pub const SYSCALL: usize = 1;
+    /// `sigaction`.
+    pub const SIGACTION: usize = 2;
+    /// `signal`; its variants follow.
+    pub const SIGNAL: usize = 3;
+    /// `bsd_signal`.
+    pub const BSD_SIGNAL: usize = 4;
+    /// `sysv_signal`.
+    pub const SYSV_SIGNAL: usize = 5;
+    /// `__sysv_signal`, which `signal` is with -std=c99.
+    pub const UNDERSCORE_SYSV_SIGNAL: usize = 6;
+    /// `ssignal`.
+    pub const SSIGNAL: usize = 7;
+    /// `sigset`.
+    pub const SIGSET: usize = 8;
+}
 
 /// Calls an allocator function with the program's arguments.
 pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {

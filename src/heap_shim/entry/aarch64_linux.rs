@@ -5,9 +5,10 @@
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::process::{self, FILTER};
-use super::real::{self, REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::real::{self, OTHERS, REAL, other};
 use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
+use super::system;
 use core::arch::{global_asm, naked_asm};
 
 /// Processor of these registers, for the ring.
@@ -192,7 +193,7 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// Defines a wrapper that calls a function without arguments and preserves the caller's arguments.
+/// Defines a wrapper that calls a function with the caller's arguments, and preserves them.
 /// It returns to x17.
 macro_rules! keeping_arguments {
     ($name:ident, $called:path) => {
@@ -234,70 +235,65 @@ macro_rules! keeping_arguments {
 
 keeping_arguments!(confine, process::confine);
 keeping_arguments!(look_up, real::load);
+keeping_arguments!(set_action, system::set_action);
+keeping_arguments!(set_handler, system::set_handler);
+keeping_arguments!(observe_syscall, system::observe_syscall);
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn prctl() {
-    naked_asm!(
-        ".cfi_startproc",
-        // PR_SET_SECCOMP
-        "cmp w0, #22",
-        "b.ne 2f",
-        "adr x17, 2f",
-        "b {confine}",
-        "2: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 3f",
-        "br x16",
-        "3: adr x17, 4f",
-        "b {look_up}",
-        "4: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 5f",
-        "br x16",
-        "5: mov x0, #-1",
-        "ret",
-        ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_PRCTL,
-    )
+/// Defines a function that calls another one, 1, if its arguments are of interest, and continues in that of libc.
+macro_rules! observed {
+    ($name:ident, $index:expr, $observer:path, $($code:literal),*) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($code,)*
+                "1: adr x17, 2f",
+                "b {observer}",
+                "2: adrp x16, {others} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{others} + 8 * {index}]",
+                "cbz x16, 3f",
+                "br x16",
+                "3: adr x17, 4f",
+                "b {look_up}",
+                "4: adrp x16, {others} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{others} + 8 * {index}]",
+                "cbz x16, 5f",
+                "br x16",
+                "5: mov x0, #-1",
+                "ret",
+                ".cfi_endproc",
+                observer = sym $observer,
+                look_up = sym look_up,
+                others = sym OTHERS,
+                index = const $index,
+            )
+        }
+    };
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn syscall() {
-    naked_asm!(
-        ".cfi_startproc",
-        // seccomp
-        "cmp w0, #277",
-        "b.eq 1f",
-        // prctl, PR_SET_SECCOMP
-        "cmp w0, #167",
-        "b.ne 2f",
-        "cmp w1, #22",
-        "b.ne 2f",
-        "1: adr x17, 2f",
-        "b {confine}",
-        "2: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 3f",
-        "br x16",
-        "3: adr x17, 4f",
-        "b {look_up}",
-        "4: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 5f",
-        "br x16",
-        "5: mov x0, #-1",
-        "ret",
-        ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_SYSCALL,
-    )
-}
+// PR_SET_SECCOMP
+observed!(prctl, other::PRCTL, confine, "cmp w0, #22", "b.ne 2f");
+observed!(
+    syscall,
+    other::SYSCALL,
+    observe_syscall,
+    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP
+    "cmp w0, #134",
+    "b.eq 1f",
+    "cmp w0, #277",
+    "b.eq 1f",
+    "cmp w0, #167",
+    "b.ne 2f",
+    "cmp w1, #22",
+    "b.ne 2f"
+);
+observed!(sigaction, other::SIGACTION, set_action,);
+observed!(signal, other::SIGNAL, set_handler,);
+observed!(bsd_signal, other::BSD_SIGNAL, set_handler,);
+observed!(sysv_signal, other::SYSV_SIGNAL, set_handler,);
+observed!(__sysv_signal, other::UNDERSCORE_SYSV_SIGNAL, set_handler,);
+observed!(ssignal, other::SSIGNAL, set_handler,);
+observed!(sigset, other::SIGSET, set_handler,);

@@ -5,9 +5,10 @@
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
 use super::process::{self, FILTER};
-use super::real::{self, REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::real::{self, OTHERS, REAL, other};
 use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
+use super::system;
 use core::arch::{global_asm, naked_asm};
 
 /// Processor of these registers, for the ring.
@@ -176,7 +177,7 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// Defines a wrapper that calls a function without arguments and preserves the caller's arguments.
+/// Defines a wrapper that calls a function with the caller's arguments, and preserves them.
 macro_rules! keeping_arguments {
     ($name:ident, $called:path) => {
         /// # Safety
@@ -211,66 +212,63 @@ macro_rules! keeping_arguments {
 
 keeping_arguments!(confine, process::confine);
 keeping_arguments!(look_up, real::load);
+keeping_arguments!(set_action, system::set_action);
+keeping_arguments!(set_handler, system::set_handler);
+keeping_arguments!(observe_syscall, system::observe_syscall);
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn prctl() {
-    naked_asm!(
-        ".cfi_startproc",
-        // PR_SET_SECCOMP
-        "cmp edi, 22",
-        "jne 2f",
-        "call {confine}",
-        "2: mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 3f",
-        "jmp r11",
-        "3: call {look_up}",
-        "mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 4f",
-        "jmp r11",
-        "4: mov rax, -1",
-        "ret",
-        ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_PRCTL,
-    )
+/// Defines a function that calls another one, 1, if its arguments are of interest, and continues in that of libc.
+macro_rules! observed {
+    ($name:ident, $index:expr, $observer:path, $($code:literal),*) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($code,)*
+                "1: call {observer}",
+                "2: mov r11, qword ptr [rip + {others} + 8 * {index}]",
+                "test r11, r11",
+                "je 3f",
+                "jmp r11",
+                "3: call {look_up}",
+                "mov r11, qword ptr [rip + {others} + 8 * {index}]",
+                "test r11, r11",
+                "je 4f",
+                "jmp r11",
+                "4: mov rax, -1",
+                "ret",
+                ".cfi_endproc",
+                observer = sym $observer,
+                look_up = sym look_up,
+                others = sym OTHERS,
+                index = const $index,
+            )
+        }
+    };
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn syscall() {
-    naked_asm!(
-        ".cfi_startproc",
-        // seccomp
-        "cmp edi, 317",
-        "je 1f",
-        // prctl, PR_SET_SECCOMP
-        "cmp edi, 157",
-        "jne 2f",
-        "cmp esi, 22",
-        "jne 2f",
-        "1: call {confine}",
-        "2: mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 3f",
-        "jmp r11",
-        "3: call {look_up}",
-        "mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 4f",
-        "jmp r11",
-        "4: mov rax, -1",
-        "ret",
-        ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_SYSCALL,
-    )
-}
+// PR_SET_SECCOMP
+observed!(prctl, other::PRCTL, confine, "cmp edi, 22", "jne 2f");
+observed!(
+    syscall,
+    other::SYSCALL,
+    observe_syscall,
+    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP
+    "cmp edi, 13",
+    "je 1f",
+    "cmp edi, 317",
+    "je 1f",
+    "cmp edi, 157",
+    "jne 2f",
+    "cmp esi, 22",
+    "jne 2f"
+);
+observed!(sigaction, other::SIGACTION, set_action,);
+observed!(signal, other::SIGNAL, set_handler,);
+observed!(bsd_signal, other::BSD_SIGNAL, set_handler,);
+observed!(sysv_signal, other::SYSV_SIGNAL, set_handler,);
+observed!(__sysv_signal, other::UNDERSCORE_SYSV_SIGNAL, set_handler,);
+observed!(ssignal, other::SSIGNAL, set_handler,);
+observed!(sigset, other::SIGSET, set_handler,);
