@@ -197,6 +197,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l title -d 'H
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l mmap -d 'Also record anonymous mappings (mmap) of the command, which are freed page by page: arenas of Python, garbage collectors and other allocators'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use at the peak [default: at the end]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'

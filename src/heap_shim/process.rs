@@ -7,6 +7,8 @@
 
 use super::block_set::{BlockSet, FILTER_SIZE};
 use super::interval::{Random, draw};
+#[cfg(not(target_vendor = "apple"))]
+use super::mappings::MappingTable;
 use super::ring::Ring;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
@@ -39,6 +41,9 @@ static DATA_SIZE: AtomicU64 = AtomicU64::new(0);
 static STACK_SIZE: AtomicU32 = AtomicU32::new(0);
 static SLOTS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
 static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The table of mappings, if they are recorded; the entry points read whether there is one.
+#[cfg(not(target_vendor = "apple"))]
+pub static MAPPINGS: AtomicPtr<MappingTable> = AtomicPtr::new(null_mut());
 /// A page that the kernel zeroes in a child of fork: the state of the ring, and whether this is the
 /// process of PID. A child of vfork shares its parent's.
 static RING_STATE: AtomicPtr<[AtomicU32; 2]> = AtomicPtr::new(null_mut());
@@ -204,6 +209,13 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     is_owner.store(1, Ordering::Relaxed);
     RING_STATE.store(state, Ordering::Relaxed);
     PID.store(system::pid(), Ordering::Relaxed);
+    #[cfg(not(target_vendor = "apple"))]
+    if control.records_mappings != 0 {
+        match system::map_wiped(size_of::<MappingTable>()) {
+            Some(table) => MAPPINGS.store(table.cast(), Ordering::Release),
+            None => return refuse(Refusal::Map),
+        }
+    }
     Some(())
 }
 
@@ -271,6 +283,13 @@ pub fn blocks() -> Option<BlockSet<'static>> {
     // SAFETY: mapped permanently, with that many words; the count was stored before.
     let slots = unsafe { core::slice::from_raw_parts(slots, SLOT_COUNT.load(Ordering::Relaxed)) };
     Some(BlockSet::new(slots, &FILTER))
+}
+
+/// The table of mappings, if they are recorded.
+#[cfg(not(target_vendor = "apple"))]
+pub fn mappings() -> Option<&'static MappingTable> {
+    // SAFETY: mapped permanently, of that size; zero is valid for all its fields.
+    unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
 }
 
 /// The ring of this process, if it has one.

@@ -84,7 +84,7 @@ pub extern "C" fn load() {
 pub static OTHERS: [AtomicPtr<()>; OTHER_NAMES.len()] =
     [const { AtomicPtr::new(null_mut()) }; OTHER_NAMES.len()];
 
-const OTHER_NAMES: [&core::ffi::CStr; 9] = [
+const OTHER_NAMES: [&core::ffi::CStr; 13] = [
     c"prctl",
     c"syscall",
     c"sigaction",
@@ -94,6 +94,10 @@ const OTHER_NAMES: [&core::ffi::CStr; 9] = [
     c"__sysv_signal",
     c"ssignal",
     c"sigset",
+    c"mmap",
+    c"mmap64",
+    c"munmap",
+    c"mremap",
 ];
 
 /// Index into `OTHERS`.
@@ -116,6 +120,53 @@ pub mod other {
     pub const SSIGNAL: usize = 7;
     /// `sigset`.
     pub const SIGSET: usize = 8;
+    /// `mmap`.
+    pub const MMAP: usize = 9;
+    /// `mmap64`.
+    pub const MMAP64: usize = 10;
+    /// `munmap`.
+    pub const MUNMAP: usize = 11;
+    /// `mremap`.
+    pub const MREMAP: usize = 12;
+}
+
+/// Calls one of `OTHERS` with the program's arguments; -1 if libc has no such function.
+pub fn call(index: usize, arguments: [usize; 6]) -> usize {
+    // SAFETY: the type of a call with six words.
+    type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
+    look_up();
+    let found = |index| OTHERS.get(index).map_or(null_mut(), |other: &AtomicPtr<()>| other.load(Ordering::Acquire));
+    let mut function = found(index);
+    if function.is_null() && index == other::MMAP64 {
+        // musl has none.
+        function = found(other::MMAP);
+    }
+    if function.is_null() {
+        return usize::MAX;
+    }
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: looked up by the name of a function that takes at most six words and returns one.
+    unsafe { core::mem::transmute::<*mut (), Call>(function)(a, b, c, d, e, f) }
+}
+
+/// Whether code belongs to the library with the allocator.
+pub fn is_of_allocator(address: u64) -> bool {
+    // SAFETY: the type in dladdr(3).
+    type Dladdr = unsafe extern "C" fn(*const (), *mut [usize; 4]) -> i32;
+    let dladdr = weak_symbol!("dladdr");
+    if dladdr.is_null() {
+        return false;
+    }
+    // SAFETY: the function of that name has this type in every libc.
+    let dladdr: Dladdr = unsafe { core::mem::transmute(dladdr) };
+    let library = |address: *const ()| {
+        let mut found = [0; 4];
+        // SAFETY: a `Dl_info` has four words; the second one is where the library is loaded.
+        (unsafe { dladdr(address, &raw mut found) } != 0).then_some(found[1])
+    };
+    let malloc = REAL[Function::Malloc as usize].load(Ordering::Relaxed);
+    let of_caller = library(core::ptr::with_exposed_provenance(address as usize));
+    of_caller.is_some() && of_caller == library(malloc)
 }
 
 /// Calls an allocator function with the program's arguments.

@@ -4,7 +4,8 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
-use super::process::{self, FILTER};
+use super::map;
+use super::process::{self, FILTER, MAPPINGS};
 use super::real::{self, OTHERS, REAL, other};
 use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
@@ -19,6 +20,9 @@ pub const REGISTER_COUNT: usize = aarch64_register::PC + 1;
 
 /// Index of the stack pointer among them.
 pub const SP: usize = aarch64_register::SP;
+
+/// Index of the return address among them.
+pub const PC: usize = aarch64_register::PC;
 
 // `system::ThreadWords` of each thread. Initial-exec: a library loaded at startup has room in the static TLS
 // block, and no call is needed to find it.
@@ -297,3 +301,78 @@ observed!(sysv_signal, other::SYSV_SIGNAL, set_handler,);
 observed!(__sysv_signal, other::UNDERSCORE_SYSV_SIGNAL, set_handler,);
 observed!(ssignal, other::SSIGNAL, set_handler,);
 observed!(sigset, other::SIGSET, set_handler,);
+
+/// Stores six arguments and the caller's registers, and calls `map::map` with these and the number in w16.
+///
+/// # Safety
+/// Jumped to by an entry point, so that x30 is the return address of its caller.
+#[unsafe(naked)]
+unsafe extern "C" fn map_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub sp, sp, #192",
+        ".cfi_def_cfa_offset 192",
+        "stp x29, x30, [sp, #176]",
+        ".cfi_offset w29, -16",
+        ".cfi_offset w30, -8",
+        "stp x0, x1, [sp]",
+        "stp x2, x3, [sp, #16]",
+        "stp x4, x5, [sp, #32]",
+        "stp x19, x20, [sp, #48]",
+        "stp x21, x22, [sp, #64]",
+        "stp x23, x24, [sp, #80]",
+        "stp x25, x26, [sp, #96]",
+        "stp x27, x28, [sp, #112]",
+        "stp x29, x30, [sp, #128]",
+        // The stack pointer after the return, and the return address.
+        "add x9, sp, #192",
+        "stp x9, x30, [sp, #144]",
+        "add x29, sp, #176",
+        "mov x0, sp",
+        "add x1, sp, #48",
+        "mov w2, w16",
+        "bl {map}",
+        "ldp x29, x30, [sp, #176]",
+        "add sp, sp, #192",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore w29",
+        ".cfi_restore w30",
+        "ret",
+        ".cfi_endproc",
+        map = sym map::map,
+    )
+}
+
+/// Defines a function that maps or unmaps memory: that of libc, unless mappings are recorded.
+macro_rules! mapping {
+    ($name:ident, $index:expr) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "adrp x16, {mappings}",
+                "ldr x16, [x16, :lo12:{mappings}]",
+                "cbnz x16, 2f",
+                "adrp x16, {others} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{others} + 8 * {index}]",
+                "cbz x16, 2f",
+                "br x16",
+                "2: mov w16, #{index}",
+                "b {slow}",
+                ".cfi_endproc",
+                mappings = sym MAPPINGS,
+                others = sym OTHERS,
+                index = const $index,
+                slow = sym map_slowly,
+            )
+        }
+    };
+}
+
+mapping!(mmap, other::MMAP);
+mapping!(mmap64, other::MMAP64);
+mapping!(munmap, other::MUNMAP);
+mapping!(mremap, other::MREMAP);

@@ -4,7 +4,8 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
-use super::process::{self, FILTER};
+use super::map;
+use super::process::{self, FILTER, MAPPINGS};
 use super::real::{self, OTHERS, REAL, other};
 use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
@@ -19,6 +20,9 @@ pub const REGISTER_COUNT: usize = x86_64_register::PC + 1;
 
 /// Index of the stack pointer among them.
 pub const SP: usize = x86_64_register::SP;
+
+/// Index of the return address among them.
+pub const PC: usize = x86_64_register::PC;
 
 // `system::ThreadWords` of each thread. Initial-exec: a library loaded at startup has room in the static TLS
 // block, and no call is needed to find it.
@@ -272,3 +276,75 @@ observed!(sysv_signal, other::SYSV_SIGNAL, set_handler,);
 observed!(__sysv_signal, other::UNDERSCORE_SYSV_SIGNAL, set_handler,);
 observed!(ssignal, other::SSIGNAL, set_handler,);
 observed!(sigset, other::SIGSET, set_handler,);
+
+/// Stores six arguments and the caller's registers, and calls `map::map` with these and the number in eax.
+///
+/// # Safety
+/// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
+#[unsafe(naked)]
+unsafe extern "C" fn map_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub rsp, 120",
+        ".cfi_def_cfa_offset 128",
+        "mov qword ptr [rsp], rdi",
+        "mov qword ptr [rsp + 8], rsi",
+        "mov qword ptr [rsp + 16], rdx",
+        "mov qword ptr [rsp + 24], rcx",
+        "mov qword ptr [rsp + 32], r8",
+        "mov qword ptr [rsp + 40], r9",
+        "mov qword ptr [rsp + 48], rbx",
+        "mov qword ptr [rsp + 56], rbp",
+        "mov qword ptr [rsp + 64], r12",
+        "mov qword ptr [rsp + 72], r13",
+        "mov qword ptr [rsp + 80], r14",
+        "mov qword ptr [rsp + 88], r15",
+        // After the return.
+        "lea rcx, [rsp + 128]",
+        "mov qword ptr [rsp + 96], rcx",
+        "mov rcx, qword ptr [rsp + 120]",
+        "mov qword ptr [rsp + 104], rcx",
+        "mov rdi, rsp",
+        "lea rsi, [rsp + 48]",
+        "mov edx, eax",
+        "call {map}",
+        "add rsp, 120",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        map = sym map::map,
+    )
+}
+
+/// Defines a function that maps or unmaps memory: that of libc, unless mappings are recorded.
+macro_rules! mapping {
+    ($name:ident, $index:expr) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp qword ptr [rip + {mappings}], 0",
+                "jne 2f",
+                "mov r11, qword ptr [rip + {others} + 8 * {index}]",
+                "test r11, r11",
+                "je 2f",
+                "jmp r11",
+                "2: mov eax, {index}",
+                "jmp {slow}",
+                ".cfi_endproc",
+                mappings = sym MAPPINGS,
+                others = sym OTHERS,
+                index = const $index,
+                slow = sym map_slowly,
+            )
+        }
+    };
+}
+
+mapping!(mmap, other::MMAP);
+mapping!(mmap64, other::MMAP64);
+mapping!(munmap, other::MUNMAP);
+mapping!(mremap, other::MREMAP);

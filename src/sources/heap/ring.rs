@@ -14,7 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::shared_memory::{
     AARCH64, Allocation, COMMITTED, DATA_OFFSET, DEFAULT_DATA_SIZE, Free, Kind, LostAllocations, MAGIC,
     MAX_DATA_SIZE, MAX_PIECE_SIZE, MIN_DATA_SIZE, Origin, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader,
-    SIZE_CLASSES, Word, X86_64, flag, piece_size,
+    SHRINK_PAGE, SIZE_CLASSES, Word, X86_64, flag, piece_size,
 };
 
 /// Bytes per read: several of the largest records.
@@ -41,6 +41,17 @@ pub enum Record {
         address: u64,
         /// The thread.
         tid: u32,
+    },
+    /// A part of a sampled mapping was unmapped.
+    Shrink {
+        /// Monotonic clock.
+        time_ns: u64,
+        /// The mapping.
+        address: u64,
+        /// The thread.
+        tid: u32,
+        /// Bytes that were unmapped.
+        bytes: u64,
     },
     /// The last free of this address is revoked.
     Restore {
@@ -416,7 +427,7 @@ fn parse(
                 read.ok_or(RingError::Malformed("a record is too short"))?;
                 into.push(Record::Allocation(allocation));
             }
-            Some(kind @ (Kind::Free | Kind::Restore)) => {
+            Some(kind @ (Kind::Free | Kind::Restore | Kind::Shrink)) => {
                 let fields = (|| {
                     let time_ns = long(offset_of!(Free, time_ns))?;
                     Some((time_ns, long(offset_of!(Free, address))?, half(record, offset_of!(Free, tid))?))
@@ -424,6 +435,10 @@ fn parse(
                 let (time_ns, address, tid) = fields.ok_or(RingError::Malformed("a record is too short"))?;
                 into.push(match kind {
                     Kind::Restore => Record::Restore { time_ns, address, tid },
+                    Kind::Shrink => {
+                        let pages = half(record, offset_of!(Free, pages)).unwrap_or(0);
+                        Record::Shrink { time_ns, address, tid, bytes: u64::from(pages) * SHRINK_PAGE }
+                    }
                     _ => Record::Free { time_ns, address, tid },
                 });
             }

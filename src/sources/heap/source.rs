@@ -431,6 +431,9 @@ impl<P: HeapProcess> Recorded<P> {
                 let free = SampledFree { pointer: address, may_be_inherited: self.is_forked };
                 (time_ns, tid, SourceEvent::Free(free))
             }
+            Record::Shrink { time_ns, address, tid, bytes } => {
+                (time_ns, tid, SourceEvent::Shrink { pointer: address, bytes })
+            }
             Record::Restore { time_ns, address, tid } => {
                 (time_ns, tid, SourceEvent::Restore { pointer: address })
             }
