@@ -5,6 +5,7 @@
 //! times a second; what only a system can answer about a process is in `process.rs`. Processes are hostile: their
 //! records are copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
 
+mod capture;
 pub mod directory;
 pub(in crate::sources) mod process;
 pub mod ring;

@@ -4,6 +4,7 @@
 use std::process::{Child, Command};
 
 use super::*;
+use crate::sources::heap::ring::AllocationRecord;
 use crate::sources::heap::ring::tests::RingWriter;
 use crate::sources::heap::shared_memory::Kind;
 use crate::sources::linux::heap::{LinuxProcess, process_of};
@@ -115,6 +116,7 @@ fn records_become_ordered_events_with_the_callers_state() {
     assert_eq!(capture.stack_limit, Some(Avma(capture.stack_base.0 + 64)));
     #[cfg(target_arch = "x86_64")]
     {
+        use crate::arch::{Registers, UNKNOWN_REGISTER};
         let Registers::X86_64(registers) = &capture.registers else { panic!("{:?}", capture.registers) };
         assert_eq!((registers.rip, registers.gpr[7], registers.gpr[6]), (0x1007, 0x1006, 0x1001));
         assert_eq!((registers.gpr[3], registers.gpr[12], registers.gpr[15]), (0x1000, 0x1002, 0x1005));
