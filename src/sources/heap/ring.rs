@@ -404,11 +404,10 @@ fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static
 }
 
 /// Copies records out; each lies within the bytes.
+#[allow(clippy::vec_box, reason = "records are handed on in their boxes")]
 fn parse(
     mut bytes: &[u8],
-    #[allow(clippy::vec_box, reason = "records are handed on in their boxes")] spare: &mut Vec<
-        Box<AllocationRecord>,
-    >,
+    spare: &mut Vec<Box<AllocationRecord>>,
     into: &mut Vec<Record>,
 ) -> Result<(), RingError> {
     while let Some(found) = word(bytes, 0).map(Word::decode) {

@@ -402,15 +402,14 @@ impl<P: HeapProcess> Recorded<P> {
     }
 
     /// Converts a record to an event. Times are the process's, but monotonic and not in the future.
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     fn event(
         &mut self,
         pid: u32,
         record: Record,
         origin_ns: u64,
         now_ns: u64,
-        #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")] spare: &mut Vec<
-            Box<Capture>,
-        >,
+        spare: &mut Vec<Box<Capture>>,
     ) -> TimedEvent {
         let (time_ns, tid, event) = match record {
             Record::Allocation(mut record) => {
