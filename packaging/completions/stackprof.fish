@@ -198,6 +198,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l colors -d '
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s p -l pid -d 'Process to attach to, by id or name' -r -f -f -a "(__fish_stackprof_processes)"
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use when it was most [default: at the end]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l mmap -d 'Also record anonymous mappings (mmap) of the command, which are freed page by page: arenas of Python, garbage collectors and other allocators'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use at the peak [default: at the end]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l threads -d 'One subtree per thread instead of one for all'

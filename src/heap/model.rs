@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use super::ValueKind;
 use super::estimate::{Estimate, Sum};
 use super::history::{History, LiveHistory};
-use super::rate::SamplingRate;
+use super::rate::{SamplingRate, Weight};
 use crate::trie::NodeId;
 
 /// Blocks freed within this time count as churn, nanoseconds.
@@ -37,6 +37,8 @@ struct Live {
     /// `None`: its stack is lost.
     node: Option<NodeId>,
     bytes: u64,
+    /// Of these, bytes that were not freed.
+    rest_bytes: u64,
     at_ns: u64,
 }
 
@@ -151,7 +153,7 @@ impl HeapModel {
             self.note(before.node, at_ns);
         }
         self.add_allocated(bytes, node);
-        self.begin_life(process, pointer, Live { node, bytes, at_ns });
+        self.begin_life(process, pointer, Live { node, bytes, rest_bytes: bytes, at_ns });
         self.note(node, at_ns);
     }
 
@@ -179,6 +181,15 @@ impl HeapModel {
         self.freed.push_back((process, pointer, live, is_churn));
     }
 
+    /// Frees a part of a sampled allocation of a process.
+    pub fn shrink(&mut self, process: u32, pointer: u64, by_bytes: u64, at_ns: u64) {
+        let Some(live) = self.take(process, pointer) else { return };
+        self.retire(live, None);
+        let rest_bytes = live.rest_bytes.saturating_sub(by_bytes);
+        self.begin_life(process, pointer, Live { rest_bytes, ..live });
+        self.note(live.node, at_ns);
+    }
+
     /// Undoes the last free of this address.
     pub fn restore(&mut self, process: u32, pointer: u64) {
         let is_it = |(of, at, ..): &(u32, u64, Live, bool)| (*of, *at) == (process, pointer);
@@ -192,7 +203,7 @@ impl HeapModel {
         }
         self.counters.frees -= 1;
         if let Some(node) = live.node.filter(|_| is_churn) {
-            let weight = self.rate.weight(live.bytes);
+            let weight = self.weight(&live);
             self.sums(node).churn.subtract(weight);
         }
         self.begin_life(process, pointer, live);
@@ -203,7 +214,7 @@ impl HeapModel {
     pub fn end_process(&mut self, process: u32, at_ns: u64) {
         let mut nodes = Vec::new();
         for live in self.live.remove(&process).unwrap_or_default().into_values() {
-            let weight = self.rate.weight(live.bytes);
+            let weight = self.weight(&live);
             if let Some(node) = live.node {
                 let sums = self.sums(node);
                 sums.live.subtract(weight);
@@ -288,8 +299,8 @@ impl HeapModel {
     /// Adds a block to the live set.
     fn begin_life(&mut self, process: u32, pointer: u64, live: Live) {
         self.live.entry(process).or_default().insert(pointer, live);
-        let Live { node: Some(node), bytes, at_ns } = live else { return };
-        let weight = self.rate.weight(bytes);
+        let Live { node: Some(node), at_ns, .. } = live else { return };
+        let weight = self.weight(&live);
         self.sums(node).live.add(weight);
         self.live_bytes = self.live_bytes.saturating_add(weight.bytes);
         if self.live_bytes > self.peak_bytes {
@@ -310,14 +321,19 @@ impl HeapModel {
         }
     }
 
+    /// Weight of what is in use of a block.
+    fn weight(&self, live: &Live) -> Weight {
+        self.rate.weight_of_rest(live.bytes, live.rest_bytes)
+    }
+
     fn take(&mut self, process: u32, pointer: u64) -> Option<Live> {
         self.live.get_mut(&process)?.remove(&pointer)
     }
 
     /// Removes an allocation from the live set; `freed_ns`: when it was freed, if known. Returns whether it was churn.
     fn retire(&mut self, live: Live, freed_ns: Option<u64>) -> bool {
-        let Live { node: Some(node), bytes, at_ns } = live else { return false };
-        let weight = self.rate.weight(bytes);
+        let Live { node: Some(node), at_ns, .. } = live else { return false };
+        let weight = self.weight(&live);
         let is_churn = freed_ns.is_some_and(|freed_ns| freed_ns.saturating_sub(at_ns) < CHURN_NS);
         let sums = self.sums(node);
         sums.live.subtract(weight);

@@ -66,6 +66,11 @@ impl SamplingRate {
 
     /// Weight of a sampled allocation of this size.
     pub(super) fn weight(self, bytes: u64) -> Weight {
+        self.weight_of_rest(bytes, bytes)
+    }
+
+    /// Weight of what is left of an allocation that was sampled with this size.
+    pub(super) fn weight_of_rest(self, sampled_bytes: u64, bytes: u64) -> Weight {
         if self.takes_all() {
             let object_fractions = OBJECT_FRACTIONS as u64;
             return Weight {
@@ -76,7 +81,7 @@ impl SamplingRate {
                 objects_variance: 0.0,
             };
         }
-        let probability = self.probability(bytes);
+        let probability = self.probability(sampled_bytes);
         let (each, missed) = (1.0 / probability, 1.0 - probability);
         let weighed_bytes = bytes as f64 * each;
         Weight {

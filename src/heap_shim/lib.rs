@@ -7,12 +7,14 @@
 //! ```text
 //! entry       malloc, free ...: subtract from the thread's counter, jump to the allocator      (assembly)
 //! sample      the slow path: draw the interval, call the allocator, record
+//! map         the slow path of mmap, munmap and mremap (Linux)
 //! process     settings from the environment and the control file; the ring; fork
 //! real        the allocator's own functions
 //! system      system calls, thread-local words                                                (by system)
 //! block_set   the addresses of sampled blocks       ring            space for records
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
 //! images      the image list                                                                  (macOS)
+//! mappings    anonymous mappings (Linux)
 //! ```
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -42,6 +44,10 @@ mod block_set;
 #[path = "images_macos.rs"]
 mod images;
 mod interval;
+#[cfg(not(target_vendor = "apple"))]
+mod map;
+#[cfg(not(target_vendor = "apple"))]
+mod mappings;
 mod process;
 #[cfg(not(target_vendor = "apple"))]
 mod real;

@@ -1,12 +1,14 @@
 //! State of the process: settings from the control file, the set of sampled blocks, and the ring, which is
 //! created at the first sample. After a fork the child has neither set nor ring, and creates its own.
 //!
-//! All states change by compare-and-swap, and no thread waits: if another thread is changing the state, it
-//! continues without a sample.
+//! All states change by compare-and-swap, and no thread waits for long: if another thread is changing the state, it
+//! yields a few times, and continues without a sample.
 #![allow(unsafe_code)]
 
 use super::block_set::{BlockSet, FILTER_SIZE};
 use super::interval::{Random, draw};
+#[cfg(not(target_vendor = "apple"))]
+use super::mappings::MappingTable;
 use super::ring::Ring;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
@@ -39,6 +41,9 @@ static DATA_SIZE: AtomicU64 = AtomicU64::new(0);
 static STACK_SIZE: AtomicU32 = AtomicU32::new(0);
 static SLOTS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
 static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The table of mappings, if they are recorded; the entry points read whether there is one.
+#[cfg(not(target_vendor = "apple"))]
+pub static MAPPINGS: AtomicPtr<MappingTable> = AtomicPtr::new(null_mut());
 /// A page that the kernel zeroes in a child of fork: the state of the ring, and whether this is the
 /// process of PID. A child of vfork shares its parent's.
 static RING_STATE: AtomicPtr<[AtomicU32; 2]> = AtomicPtr::new(null_mut());
@@ -54,6 +59,8 @@ static PID: AtomicU32 = AtomicU32::new(0);
 static SEQUENCE: AtomicU32 = AtomicU32::new(0);
 /// Changes whenever a ring is created, so that threads detect state left over from another process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
+/// How often a thread yields to the one that is creating the ring, before its sample is lost.
+const YIELDS_MAX: u32 = 200;
 /// Samples lost while another thread created the ring, by size class: the ring's first losses.
 static EARLY: [LostAllocations; SIZE_CLASSES] =
     [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
@@ -202,6 +209,13 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     is_owner.store(1, Ordering::Relaxed);
     RING_STATE.store(state, Ordering::Relaxed);
     PID.store(system::pid(), Ordering::Relaxed);
+    #[cfg(not(target_vendor = "apple"))]
+    if control.records_mappings != 0 {
+        match system::map_wiped(size_of::<MappingTable>()) {
+            Some(table) => MAPPINGS.store(table.cast(), Ordering::Release),
+            None => return refuse(Refusal::Map),
+        }
+    }
     Some(())
 }
 
@@ -271,6 +285,13 @@ pub fn blocks() -> Option<BlockSet<'static>> {
     Some(BlockSet::new(slots, &FILTER))
 }
 
+/// The table of mappings, if they are recorded.
+#[cfg(not(target_vendor = "apple"))]
+pub fn mappings() -> Option<&'static MappingTable> {
+    // SAFETY: mapped permanently, of that size; zero is valid for all its fields.
+    unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
+}
+
 /// The ring of this process, if it has one.
 pub fn ring() -> Option<Ring> {
     let state = RING_STATE.load(Ordering::Acquire);
@@ -303,6 +324,11 @@ impl Process {
     pub fn ring(&self, size: u64) -> Option<Ring> {
         // SAFETY: mapped permanently.
         let [state, is_owner] = unsafe { &*RING_STATE.load(Ordering::Relaxed) };
+        let is_being_made = || state.load(Ordering::Acquire) == MAKING_RING;
+        if is_being_made() && !is_confined() {
+            // Threads that begin together: the other one is done soon, or has been preempted.
+            (0..YIELDS_MAX).take_while(|_| is_being_made()).for_each(|_| system::yield_now());
+        }
         match state.load(Ordering::Acquire) {
             HAS_RING => return ring(),
             NO_RING => {}
@@ -316,8 +342,7 @@ impl Process {
             return None;
         }
         if state.compare_exchange(NO_RING, MAKING_RING, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            lose_early(size);
-            return None;
+            return self.ring(size);
         }
         let is_child = is_owner.load(Ordering::Relaxed) == 0;
         let pid = system::pid();

@@ -68,23 +68,106 @@ fn look_up() -> bool {
     for (function, (name, of_glibc)) in REAL.iter().zip(names) {
         function.store(find(name, of_glibc), Ordering::Release);
     }
-    REAL_PRCTL.store(find(c"prctl", core::ptr::null()), Ordering::Release);
-    REAL_SYSCALL.store(find(c"syscall", core::ptr::null()), Ordering::Release);
+    for (function, name) in OTHERS.iter().zip(OTHER_NAMES) {
+        function.store(find(name, core::ptr::null()), Ordering::Release);
+    }
     LOOK_UP.store(DONE, Ordering::Release);
     true
 }
 
-/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls `prctl` or
-/// `syscall`.
+/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls one of `OTHERS`.
 pub extern "C" fn load() {
     look_up();
 }
 
-/// `prctl` of libc, whose callers may restrict system calls; null until it is looked up.
-pub static REAL_PRCTL: AtomicPtr<()> = AtomicPtr::new(null_mut());
+/// Other functions of libc, which the shim observes; null until they are looked up, and where libc has none.
+pub static OTHERS: [AtomicPtr<()>; OTHER_NAMES.len()] =
+    [const { AtomicPtr::new(null_mut()) }; OTHER_NAMES.len()];
 
-/// `syscall` of libc.
-pub static REAL_SYSCALL: AtomicPtr<()> = AtomicPtr::new(null_mut());
+const OTHER_NAMES: [&core::ffi::CStr; 13] = [
+    c"prctl",
+    c"syscall",
+    c"sigaction",
+    c"signal",
+    c"bsd_signal",
+    c"sysv_signal",
+    c"__sysv_signal",
+    c"ssignal",
+    c"sigset",
+    c"mmap",
+    c"mmap64",
+    c"munmap",
+    c"mremap",
+];
+
+/// Index into `OTHERS`.
+pub mod other {
+    /// `prctl`, whose callers may restrict system calls.
+    pub const PRCTL: usize = 0;
+    /// `syscall`.
+    pub const SYSCALL: usize = 1;
+    /// `sigaction`.
+    pub const SIGACTION: usize = 2;
+    /// `signal`; its variants follow.
+    pub const SIGNAL: usize = 3;
+    /// `bsd_signal`.
+    pub const BSD_SIGNAL: usize = 4;
+    /// `sysv_signal`.
+    pub const SYSV_SIGNAL: usize = 5;
+    /// `__sysv_signal`, which `signal` is with -std=c99.
+    pub const UNDERSCORE_SYSV_SIGNAL: usize = 6;
+    /// `ssignal`.
+    pub const SSIGNAL: usize = 7;
+    /// `sigset`.
+    pub const SIGSET: usize = 8;
+    /// `mmap`.
+    pub const MMAP: usize = 9;
+    /// `mmap64`.
+    pub const MMAP64: usize = 10;
+    /// `munmap`.
+    pub const MUNMAP: usize = 11;
+    /// `mremap`.
+    pub const MREMAP: usize = 12;
+}
+
+/// Calls one of `OTHERS` with the program's arguments; -1 if libc has no such function.
+pub fn call(index: usize, arguments: [usize; 6]) -> usize {
+    // SAFETY: the type of a call with six words.
+    type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
+    look_up();
+    let found = |index| OTHERS.get(index).map_or(null_mut(), |other: &AtomicPtr<()>| other.load(Ordering::Acquire));
+    let mut function = found(index);
+    if function.is_null() && index == other::MMAP64 {
+        // musl has none.
+        function = found(other::MMAP);
+    }
+    if function.is_null() {
+        return usize::MAX;
+    }
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: looked up by the name of a function that takes at most six words and returns one.
+    unsafe { core::mem::transmute::<*mut (), Call>(function)(a, b, c, d, e, f) }
+}
+
+/// Whether code belongs to the library with the allocator.
+pub fn is_of_allocator(address: u64) -> bool {
+    // SAFETY: the type in dladdr(3).
+    type Dladdr = unsafe extern "C" fn(*const (), *mut [usize; 4]) -> i32;
+    let dladdr = weak_symbol!("dladdr");
+    if dladdr.is_null() {
+        return false;
+    }
+    // SAFETY: the function of that name has this type in every libc.
+    let dladdr: Dladdr = unsafe { core::mem::transmute(dladdr) };
+    let library = |address: *const ()| {
+        let mut found = [0; 4];
+        // SAFETY: a `Dl_info` has four words; the second one is where the library is loaded.
+        (unsafe { dladdr(address, &raw mut found) } != 0).then_some(found[1])
+    };
+    let malloc = REAL[Function::Malloc as usize].load(Ordering::Relaxed);
+    let of_caller = library(core::ptr::with_exposed_provenance(address as usize));
+    of_caller.is_some() && of_caller == library(malloc)
+}
 
 /// Calls an allocator function with the program's arguments.
 pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {

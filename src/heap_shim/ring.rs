@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn free(address: u64) -> Free {
-        Free { word: 0, time_ns: 2, address, tid: 7, reserved: 0 }
+        Free { word: 0, time_ns: 2, address, tid: 7, pages: 0 }
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub unsafe extern "C" fn allocate(
         Function::PosixMemalign | Function::ZoneRealloc | Function::ZoneMemalign => c as u64,
         Function::ZoneMalloc | Function::ZoneValloc => b as u64,
         Function::ZoneCalloc => (b as u64).checked_mul(c as u64).unwrap_or(u64::MAX),
+        Function::Mmap | Function::Mremap => 0,
     };
     let thread = Thread::current();
     let before = thread.left().wrapping_add(size);
@@ -78,14 +79,7 @@ pub unsafe extern "C" fn allocate(
             return real::allocate(function, a, b, c);
         }
     };
-    let is_new = thread.generation() == 0;
-    if is_new {
-        thread.set_generation(process::generation());
-    }
-    let left = if is_new { draw(&RANDOM, process.mean_bytes) } else { before };
-    // Negative if a signal handler allocated after the entry point found that a sample is due.
-    let is_sampled = (left as i64) < 0 || size >= left;
-    thread.set_left(if is_sampled { draw(&RANDOM, process.mean_bytes) } else { left - size });
+    let is_sampled = is_due(process, thread, before, size);
 
     let resized = match function {
         Function::Realloc | Function::Reallocarray => a as u64,
@@ -116,10 +110,24 @@ pub unsafe extern "C" fn allocate(
             restore(thread, resized);
         }
     } else if is_sampled && !process.is_stopped() {
-        record(process, thread, registers, function, block, size);
+        let insert = || process::blocks().is_some_and(|blocks| blocks.insert(block));
+        record(process, thread, registers, function, block, size, insert);
     }
     thread.set_guard(guard);
     result
+}
+
+/// Whether an allocation of this size is to be sampled, with `left` bytes until the next sample; takes it off them.
+pub fn is_due(process: Process, thread: Thread, left: u64, size: u64) -> bool {
+    let is_new = thread.generation() == 0;
+    if is_new {
+        thread.set_generation(process::generation());
+    }
+    let left = if is_new { draw(&RANDOM, process.mean_bytes) } else { left };
+    // Negative if a signal handler allocated after the entry point found that a sample is due.
+    let is_sampled = (left as i64) < 0 || size >= left;
+    thread.set_left(if is_sampled { draw(&RANDOM, process.mean_bytes) } else { left - size });
+    is_sampled
 }
 
 /// Handles the free of a block that may be sampled.
@@ -149,15 +157,17 @@ fn forget(address: usize) {
     }
 }
 
-fn record(
+/// Records a sampled allocation. `track`: notes that its free is to be recorded, and returns whether it will be.
+pub fn record(
     process: Process,
     thread: Thread,
     registers: &CallerRegisters,
     function: Function,
     address: u64,
     size: u64,
+    track: impl FnOnce() -> bool,
 ) {
-    let (Some(ring), Some(blocks)) = (process.ring(size), process::blocks()) else { return };
+    let Some(ring) = process.ring(size) else { return };
     refresh(thread);
     let sp = registers[super::entry::SP];
     let (low, base) = thread.stack();
@@ -187,7 +197,7 @@ fn record(
             thread.add_to_stack(sp, end);
         }
     }
-    if !blocks.insert(address) {
+    if !track() {
         flags |= flag::UNTRACKED;
     }
     let mut all = [0; REGISTERS];
@@ -230,7 +240,7 @@ fn refresh(thread: Thread) {
 fn release(thread: Thread, address: u64) -> bool {
     let is_removed = process::blocks().is_some_and(|blocks| blocks.remove(address));
     if is_removed && let Some(ring) = process::ring() {
-        push(&ring, thread, address, Kind::Free);
+        push(&ring, thread, address, Kind::Free, 0);
     }
     is_removed
 }
@@ -239,19 +249,20 @@ fn release(thread: Thread, address: u64) -> bool {
 fn restore(thread: Thread, address: u64) {
     let is_inserted = process::blocks().is_some_and(|blocks| blocks.insert(address));
     if let Some(ring) = process::ring() {
-        push(&ring, thread, address, Kind::Restore);
+        push(&ring, thread, address, Kind::Restore, 0);
         if !is_inserted {
             ring.lose_free();
         }
     }
 }
 
-fn push(ring: &Ring, thread: Thread, address: u64, kind: Kind) {
+/// Records a free, or one of some pages.
+pub fn push(ring: &Ring, thread: Thread, address: u64, kind: Kind, pages: u32) {
     refresh(thread);
     let Some(room) = ring.reserve_free(kind) else {
         ring.lose_free();
         return;
     };
-    let record = Free { word: 0, time_ns: system::now_ns(), address, tid: thread.tid(), reserved: 0 };
+    let record = Free { word: 0, time_ns: system::now_ns(), address, tid: thread.tid(), pages };
     room.commit_free(record, kind);
 }

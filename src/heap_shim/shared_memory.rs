@@ -31,8 +31,9 @@
 //! The file is sparse: a ring takes memory only for unread records. A writer has the kernel back the next piece
 //! before it enters it, up to the count `backed`; if there is no space for it, the record is lost (`no_space`), and
 //! the program never gets the SIGBUS that a store to an unbacked page raises. The reader punches holes where it
-//! zeroes, unless the ring `is_pinned`: then all of it was backed in advance. After punching a hole it checks again:
-//! if the ring was pinned meanwhile, the reader backs the piece again before it releases it through `read`.
+//! zeroes, unless the ring is busy (the memory is needed again soon) or `is_pinned`: then all of it was backed in
+//! advance. After punching a hole it checks again: if the ring was pinned meanwhile, the reader backs the piece again
+//! before it releases it through `read`.
 //!
 //! Order: a free is in the ring before the allocator gets the block back, an allocation after the allocator returned
 //! it and before the program has it. So the records of one address are in order.
@@ -145,6 +146,8 @@ pub struct Control {
     /// Number of seccomp filters of stackprof itself (`Seccomp_filters` in /proc/self/status), plus 1. A program that
     /// starts with more is not recorded: the shim's system calls could kill it. 0: not compared.
     pub seccomp_filters: u64,
+    /// Nonzero: anonymous mappings are recorded, too.
+    pub records_mappings: u64,
 }
 
 /// Why a process has no ring: the index into `Control::refusals`.
@@ -268,6 +271,8 @@ pub enum Kind {
     Free = 3,
     /// [`Free`]: `realloc` failed; the block of the last `Free` with this address is still live.
     Restore = 4,
+    /// [`Free`]: a part of a sampled mapping was unmapped.
+    Shrink = 5,
 }
 
 impl Kind {
@@ -278,6 +283,7 @@ impl Kind {
             2 => Some(Self::Allocation),
             3 => Some(Self::Free),
             4 => Some(Self::Restore),
+            5 => Some(Self::Shrink),
             _ => None,
         }
     }
@@ -362,6 +368,10 @@ pub enum Function {
     ZoneMemalign = 13,
     /// `malloc_zone_valloc`.
     ZoneValloc = 14,
+    /// `mmap` of anonymous memory.
+    Mmap = 15,
+    /// `mremap`.
+    Mremap = 16,
 }
 
 /// Number of registers in a record.
@@ -401,7 +411,8 @@ pub struct Allocation {
     pub word: u64,
     /// CLOCK_MONOTONIC after the allocator returned (macOS: CLOCK_UPTIME_RAW).
     pub time_ns: u64,
-    /// The block; never null.
+    /// The block; never null. Of a mapping an address in its first page: another one for each that begins there, since
+    /// parts of an older one may still exist.
     pub address: u64,
     /// Bytes that the program requested.
     pub size: u64,
@@ -418,7 +429,7 @@ pub struct Allocation {
     pub registers: [u64; REGISTERS],
 }
 
-/// A freed sampled block, or a free that is undone.
+/// A freed sampled block, a part of one, or a free that is undone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Free {
@@ -430,9 +441,12 @@ pub struct Free {
     pub address: u64,
     /// The thread.
     pub tid: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Of [`Kind::Shrink`] the unmapped pages of [`SHRINK_PAGE`] bytes, else 0.
+    pub pages: u32,
 }
+
+/// Unit of `Free::pages`: the smallest page size.
+pub const SHRINK_PAGE: u64 = 4096;
 
 /// Length of an allocation record with this many bytes of stack.
 pub const fn allocation_length(stack_size: u32) -> u32 {

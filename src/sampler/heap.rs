@@ -38,13 +38,14 @@ impl SampledHeap {
         }
     }
 
-    /// Handles a free of sampled memory, or the revocation of one.
+    /// Handles a free of sampled memory or of a part of it, or the revocation of one.
     pub(super) fn take_free(&mut self, pid: u32, at_ns: u64, event: &SourceEvent) {
         let Some(heap) = &mut self.0 else { return };
         match *event {
             SourceEvent::Free(SampledFree { pointer, may_be_inherited }) => {
                 heap.model.free(pid, pointer, at_ns, may_be_inherited);
             }
+            SourceEvent::Shrink { pointer, bytes } => heap.model.shrink(pid, pointer, bytes, at_ns),
             SourceEvent::Restore { pointer } => heap.model.restore(pid, pointer),
             _ => {}
         }

@@ -221,7 +221,7 @@ impl PushedDriver<'_> {
                     self.recorder.take_allocation(process, pid, sample, allocation, &mut self.frames);
                 source.walked(capture, StackUse::default());
             }
-            SourceEvent::Free(_) | SourceEvent::Restore { .. } => {
+            SourceEvent::Free(_) | SourceEvent::Shrink { .. } | SourceEvent::Restore { .. } => {
                 self.recorder.heap().take_free(pid, at_ns, &event);
             }
             SourceEvent::WaitStarted(_) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {

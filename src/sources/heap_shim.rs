@@ -10,6 +10,10 @@ mod block_set;
 #[allow(dead_code, unreachable_pub)]
 mod interval;
 #[cfg(test)]
+#[path = "../heap_shim/mappings.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod mappings;
+#[cfg(test)]
 #[path = "../heap_shim/ring.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod ring;

@@ -65,6 +65,13 @@ pub enum SourceEvent {
     Allocation(SampledAllocation, Box<Capture>),
     /// Sampled memory was freed.
     Free(SampledFree),
+    /// A part of sampled memory was freed.
+    Shrink {
+        /// The block.
+        pointer: u64,
+        /// Freed bytes.
+        bytes: u64,
+    },
     /// The last [`SourceEvent::Free`] of this address is revoked: `realloc` failed, and the memory still
     /// exists.
     Restore {

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -9,7 +10,9 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 use crate::ring::Ring;
-use crate::shared_memory::{CONTROL_NAME, CONTROL_SIZE, DIRECTORY_VARIABLE, MAGIC, RING_PREFIX, SHIM_NAME};
+use crate::shared_memory::{
+    CONTROL_NAME, CONTROL_SIZE, Control, DIRECTORY_VARIABLE, MAGIC, RING_PREFIX, SHIM_NAME,
+};
 
 /// The compiled fixtures.
 pub(crate) struct Fixtures {
@@ -54,12 +57,20 @@ pub(crate) struct Settings {
     pub(crate) set_slots: u64,
     pub(crate) stack_size: u32,
     pub(crate) seed: u64,
+    pub(crate) records_mappings: bool,
 }
 
 impl Settings {
     /// Samples every allocation, with room for all of them.
     pub(crate) fn all() -> Self {
-        Self { mean_bytes: 1, data_size: 64 << 20, set_slots: 1 << 20, stack_size: 512, seed: 0 }
+        Self {
+            mean_bytes: 1,
+            data_size: 64 << 20,
+            set_slots: 1 << 20,
+            stack_size: 512,
+            seed: 0,
+            records_mappings: false,
+        }
     }
 }
 
@@ -68,12 +79,13 @@ pub(crate) struct Directory(TempDir, Cell<u32>);
 
 impl Directory {
     pub(crate) fn new(settings: Settings) -> Self {
-        let Settings { mean_bytes, data_size, set_slots, stack_size, seed } = settings;
+        let Settings { mean_bytes, data_size, set_slots, stack_size, seed, records_mappings } = settings;
         let mut control = Vec::new();
         for number in [MAGIC, mean_bytes, data_size, set_slots, u64::from(stack_size), seed] {
             control.extend(number.to_ne_bytes());
         }
         control.resize(CONTROL_SIZE, 0);
+        control[offset_of!(Control, records_mappings)] = u8::from(records_mappings);
         let directory = Self(TempDir::new().unwrap(), Cell::new(0));
         fs::write(directory.path().join(CONTROL_NAME), control).unwrap();
         let library = stackprof::sources::heap_shim::library().expect("this build has a shim");

@@ -1,6 +1,7 @@
 //! The reader dies (`kill -9` of stackprof) at each moment of a program that advances step by step: the program
 //! continues undisturbed, and all its allocations are recorded or counted as lost.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -135,4 +136,41 @@ fn reader_dies_after_any_step() {
         }
         assert!(totals.iter().all(|total| *total == totals[0]), "{totals:?}");
     }
+}
+
+/// `stackprof heap` itself, killed after each step of a program that a shell starts: the program's output and exit code
+/// are the same, and the next recording removes what the killed one left.
+#[test]
+fn stackprof_is_killed_after_any_step() {
+    const STEPS: usize = 60;
+    let expected = lines_of(&without(STEPS).1) + "exit 0\n";
+    let (runtime, out) = (tempfile::TempDir::new().unwrap(), tempfile::TempDir::new().unwrap());
+    let left = || fs::read_dir(runtime.path()).unwrap().count();
+    for last in 1..=STEPS + 1 {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stackprof"));
+        command.args(["heap", "-q", "--every", "1", "-o"]).arg(out.path().join("out.folded"));
+        command.args(["--", "/bin/sh", "-c", "\"$0\" steps; echo exit $?"]).arg(&fixtures().calls);
+        command.env("XDG_RUNTIME_DIR", runtime.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut program = Stepper::of(command.spawn().unwrap());
+        for step in 1..=STEPS {
+            program.step();
+            assert_eq!(left(), 1, "one directory while a recording runs");
+            if step == last {
+                program.child.kill().unwrap();
+            }
+        }
+        let output = program.finish();
+        assert_eq!(output.status.success(), last > STEPS, "{output:?}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(lines_of(&text), expected, "stackprof was killed after step {last}");
+    }
+    assert!(out.path().join("out.folded").exists());
+    assert_eq!(left(), 0, "the last recording was not killed");
+}
+
+/// The lines without addresses.
+fn lines_of(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.starts_with("log "));
+    lines.map(|line| format!("{line}\n")).collect()
 }

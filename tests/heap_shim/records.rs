@@ -70,7 +70,7 @@ fn of_program(records: &[Record], ranges: &[(u64, u64)]) -> Vec<Logged> {
             Record::Restore { address } if is_own.get(address) == Some(&true) => {
                 found.push(event('!', *address, 0));
             }
-            Record::Free { .. } | Record::Restore { .. } => {}
+            Record::Free { .. } | Record::Restore { .. } | Record::Shrink => {}
         }
     }
     found

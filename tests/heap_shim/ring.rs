@@ -19,6 +19,7 @@ pub(crate) enum Record {
     Allocation(Allocated),
     Free { address: u64 },
     Restore { address: u64 },
+    Shrink,
 }
 
 #[derive(Clone, Debug)]
@@ -126,6 +127,7 @@ fn parse(word: Word, bytes: &[u8]) -> Record {
         Kind::Pad => unreachable!("skipped"),
         Kind::Free => Record::Free { address },
         Kind::Restore => Record::Restore { address },
+        Kind::Shrink => Record::Shrink,
         Kind::Allocation => {
             let stack_size = u32_at(40) as usize;
             Record::Allocation(Allocated {

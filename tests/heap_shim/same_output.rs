@@ -49,6 +49,12 @@ fn with_every_allocation_sampled() {
 }
 
 #[test]
+fn with_every_mapping_sampled() {
+    let settings = Settings { data_size: 4 << 20, set_slots: 1 << 16, ..Settings::all() };
+    compare(Settings { records_mappings: true, ..settings }, |_| {});
+}
+
+#[test]
 fn without_a_reader() {
     compare(Settings { data_size: MIN_DATA_SIZE, set_slots: 64, ..Settings::all() }, |_| {});
 }

@@ -282,6 +282,32 @@ fn the_shared_directory_is_removed_after_a_signal_and_by_the_run_after_a_kill() 
     assert_eq!(place.left(), 0);
 }
 
+#[test]
+fn mappings_are_exact_on_request() {
+    let place = Place::new();
+    let mappings = fixture("mappings");
+    let output = place.run(&["--every", "1", "--mmap", "-o", "a.pb.gz"], &[&mappings]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && !said.contains("missing"), "{said}");
+    assert_eq!(text(&output.stdout), "done\n");
+    let (space, objects) = (place.saved("a.pb.gz", None), place.saved("a.pb.gz", Some("inuse_objects")));
+    let leaks = [
+        ("leak_mapping", 3 << 20, 3),
+        ("leak_part", 640 << 10, 1),
+        ("leak_commit", 192 << 10, 1),
+        ("leak_grown", 2 << 20, 1),
+        ("churn", 0, 0),
+    ];
+    for (function, bytes, blocks) in leaks {
+        let found = (below(&space, function), below(&objects, function));
+        assert_eq!(found, (bytes, blocks), "{function}\n{said}");
+    }
+    assert_eq!(below(&place.saved("a.pb.gz", Some("alloc_space")), "churn"), 100 * (64 << 10));
+    let output = place.run(&["--every", "1", "-o", "b.pb.gz"], &[&mappings]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(below(&place.saved("b.pb.gz", Some("alloc_space")), "leak_mapping"), 0);
+}
+
 #[allow(unsafe_code, reason = "a signal has no safe call")]
 fn send(pid: u32, signal: i32) {
     // SAFETY: kill(2) of a process that this test has started.

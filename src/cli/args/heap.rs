@@ -73,7 +73,11 @@ pub(super) struct HeapFlags {
     /// [default: 512K]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true, help_heading = HEAP)]
     every: Option<OsString>,
-    /// Report the memory in use when it was most [default: at the end]
+    /// Also record anonymous mappings (mmap) of the command, which are freed page by
+    /// page: arenas of Python, garbage collectors and other allocators
+    #[arg(long, help_heading = HEAP)]
+    mmap: bool,
+    /// Report the memory in use at the peak [default: at the end]
     #[arg(long, help_heading = HEAP)]
     peak: bool,
     /// Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space,
@@ -159,6 +163,9 @@ fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
     if flags.max_slowdown.is_some() && !is_probed {
         return Err(usage("--max-slowdown is for a process that runs already; leave it out without --pid"));
     }
+    if flags.mmap && !matches!(source, Source::Launch(_)) {
+        return Err(usage("--mmap is for a command, which loads the library that records it; leave it out"));
+    }
     if !is_stub && (!flags.alloc.is_empty() || !flags.free.is_empty()) {
         return Err(usage("--alloc and --free name the functions of firmware; leave them out without --gdb"));
     }
@@ -202,6 +209,7 @@ fn request(flags: &HeapFlags, is_stub: bool) -> Result<Heap> {
             None if is_stub => 1,
             None => EVERY_DEFAULT_BYTES,
         },
+        records_mappings: flags.mmap,
         moment: if flags.peak { Moment::Peak } else { Moment::End },
         shown: match &flags.value_type {
             Some(name) => ValueKind::from_name(name).ok_or_else(|| {

@@ -9,6 +9,8 @@ use crate::sources::gdb::AllocatorNames;
 pub struct Heap {
     /// Bytes per sample on average.
     pub every_bytes: u64,
+    /// Records anonymous mappings, too.
+    pub records_mappings: bool,
     /// The moment of the in-use values.
     pub moment: Moment,
     /// The value type for formats with a single one.

@@ -102,7 +102,7 @@ pub(super) fn run(
     let SamplingMode { method, kernel, children, children_needed, allocations } = mode;
     match (allocations, &process) {
         (Some((heap, seed)), system::Process::New { words, .. }) => {
-            let every = (heap.every_bytes, seed);
+            let every = (heap.every_bytes, seed, heap.records_mappings);
             let sampled =
                 system::with_heap_source(words, every, |sampled, clock| recorder.record(sampled, clock));
             return end_command(pid.into_inner(), launch.kill_after, sampled.and_then(|sampled| sampled));

@@ -239,6 +239,24 @@ fn the_peak_is_the_state_with_the_most_bytes_in_use() {
 }
 
 #[test]
+fn what_is_left_of_a_block_keeps_its_weight() {
+    let rate = SamplingRate::new(4096);
+    let (node, weight) = (Some(NodeId(0)), rate.weight_of_rest(8192, 2048));
+    let mut model = HeapModel::new(rate);
+    model.allocate(1, 0x1000, 8192, 1, node);
+    model.shrink(1, 0x1000, 4096, 2);
+    model.shrink(1, 0x1000, 2048, 3);
+    model.shrink(1, 0x2000, 2048, 4);
+    let values = model.values(Moment::End);
+    assert_eq!(values.total(ValueKind::InuseSpace), weight.bytes);
+    assert_eq!(values.total(ValueKind::InuseSpace), (2048.0 / rate.probability(8192)).round() as u64);
+    assert_eq!(values.total(ValueKind::AllocSpace), rate.weight(8192).bytes);
+    assert_eq!((values.peak_bytes, values.peak_at_ns), (rate.weight(8192).bytes, 1));
+    model.free(1, 0x1000, 5, false);
+    assert_eq!(model.values(Moment::End).total(ValueKind::InuseSpace), 0);
+}
+
+#[test]
 fn unfreed_blocks_of_a_process_are_in_use_at_its_end() {
     let mut model = HeapModel::new(SamplingRate::new(1));
     let node = Some(NodeId(2));

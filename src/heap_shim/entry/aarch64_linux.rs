@@ -4,10 +4,12 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
-use super::process::{self, FILTER};
-use super::real::{self, REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::map;
+use super::process::{self, FILTER, MAPPINGS};
+use super::real::{self, OTHERS, REAL, other};
 use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
+use super::system;
 use core::arch::{global_asm, naked_asm};
 
 /// Processor of these registers, for the ring.
@@ -18,6 +20,9 @@ pub const REGISTER_COUNT: usize = aarch64_register::PC + 1;
 
 /// Index of the stack pointer among them.
 pub const SP: usize = aarch64_register::SP;
+
+/// Index of the return address among them.
+pub const PC: usize = aarch64_register::PC;
 
 // `system::ThreadWords` of each thread. Initial-exec: a library loaded at startup has room in the static TLS
 // block, and no call is needed to find it.
@@ -192,7 +197,7 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// Defines a wrapper that calls a function without arguments and preserves the caller's arguments.
+/// Defines a wrapper that calls a function with the caller's arguments, and preserves them.
 /// It returns to x17.
 macro_rules! keeping_arguments {
     ($name:ident, $called:path) => {
@@ -234,70 +239,140 @@ macro_rules! keeping_arguments {
 
 keeping_arguments!(confine, process::confine);
 keeping_arguments!(look_up, real::load);
+keeping_arguments!(set_action, system::set_action);
+keeping_arguments!(set_handler, system::set_handler);
+keeping_arguments!(observe_syscall, system::observe_syscall);
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
+/// Defines a function that calls another one, 1, if its arguments are of interest, and continues in that of libc.
+macro_rules! observed {
+    ($name:ident, $index:expr, $observer:path, $($code:literal),*) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($code,)*
+                "1: adr x17, 2f",
+                "b {observer}",
+                "2: adrp x16, {others} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{others} + 8 * {index}]",
+                "cbz x16, 3f",
+                "br x16",
+                "3: adr x17, 4f",
+                "b {look_up}",
+                "4: adrp x16, {others} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{others} + 8 * {index}]",
+                "cbz x16, 5f",
+                "br x16",
+                "5: mov x0, #-1",
+                "ret",
+                ".cfi_endproc",
+                observer = sym $observer,
+                look_up = sym look_up,
+                others = sym OTHERS,
+                index = const $index,
+            )
+        }
+    };
+}
+
+// PR_SET_SECCOMP
+observed!(prctl, other::PRCTL, confine, "cmp w0, #22", "b.ne 2f");
+observed!(
+    syscall,
+    other::SYSCALL,
+    observe_syscall,
+    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP
+    "cmp w0, #134",
+    "b.eq 1f",
+    "cmp w0, #277",
+    "b.eq 1f",
+    "cmp w0, #167",
+    "b.ne 2f",
+    "cmp w1, #22",
+    "b.ne 2f"
+);
+observed!(sigaction, other::SIGACTION, set_action,);
+observed!(signal, other::SIGNAL, set_handler,);
+observed!(bsd_signal, other::BSD_SIGNAL, set_handler,);
+observed!(sysv_signal, other::SYSV_SIGNAL, set_handler,);
+observed!(__sysv_signal, other::UNDERSCORE_SYSV_SIGNAL, set_handler,);
+observed!(ssignal, other::SSIGNAL, set_handler,);
+observed!(sigset, other::SIGSET, set_handler,);
+
+/// Stores six arguments and the caller's registers, and calls `map::map` with these and the number in w16.
+///
+/// # Safety
+/// Jumped to by an entry point, so that x30 is the return address of its caller.
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn prctl() {
+unsafe extern "C" fn map_slowly() {
     naked_asm!(
         ".cfi_startproc",
-        // PR_SET_SECCOMP
-        "cmp w0, #22",
-        "b.ne 2f",
-        "adr x17, 2f",
-        "b {confine}",
-        "2: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 3f",
-        "br x16",
-        "3: adr x17, 4f",
-        "b {look_up}",
-        "4: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 5f",
-        "br x16",
-        "5: mov x0, #-1",
+        "sub sp, sp, #192",
+        ".cfi_def_cfa_offset 192",
+        "stp x29, x30, [sp, #176]",
+        ".cfi_offset w29, -16",
+        ".cfi_offset w30, -8",
+        "stp x0, x1, [sp]",
+        "stp x2, x3, [sp, #16]",
+        "stp x4, x5, [sp, #32]",
+        "stp x19, x20, [sp, #48]",
+        "stp x21, x22, [sp, #64]",
+        "stp x23, x24, [sp, #80]",
+        "stp x25, x26, [sp, #96]",
+        "stp x27, x28, [sp, #112]",
+        "stp x29, x30, [sp, #128]",
+        // The stack pointer after the return, and the return address.
+        "add x9, sp, #192",
+        "stp x9, x30, [sp, #144]",
+        "add x29, sp, #176",
+        "mov x0, sp",
+        "add x1, sp, #48",
+        "mov w2, w16",
+        "bl {map}",
+        "ldp x29, x30, [sp, #176]",
+        "add sp, sp, #192",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore w29",
+        ".cfi_restore w30",
         "ret",
         ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_PRCTL,
+        map = sym map::map,
     )
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn syscall() {
-    naked_asm!(
-        ".cfi_startproc",
-        // seccomp
-        "cmp w0, #277",
-        "b.eq 1f",
-        // prctl, PR_SET_SECCOMP
-        "cmp w0, #167",
-        "b.ne 2f",
-        "cmp w1, #22",
-        "b.ne 2f",
-        "1: adr x17, 2f",
-        "b {confine}",
-        "2: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 3f",
-        "br x16",
-        "3: adr x17, 4f",
-        "b {look_up}",
-        "4: adrp x16, {real}",
-        "ldr x16, [x16, :lo12:{real}]",
-        "cbz x16, 5f",
-        "br x16",
-        "5: mov x0, #-1",
-        "ret",
-        ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_SYSCALL,
-    )
+/// Defines a function that maps or unmaps memory: that of libc, unless mappings are recorded.
+macro_rules! mapping {
+    ($name:ident, $index:expr) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "adrp x16, {mappings}",
+                "ldr x16, [x16, :lo12:{mappings}]",
+                "cbnz x16, 2f",
+                "adrp x16, {others} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{others} + 8 * {index}]",
+                "cbz x16, 2f",
+                "br x16",
+                "2: mov w16, #{index}",
+                "b {slow}",
+                ".cfi_endproc",
+                mappings = sym MAPPINGS,
+                others = sym OTHERS,
+                index = const $index,
+                slow = sym map_slowly,
+            )
+        }
+    };
 }
+
+mapping!(mmap, other::MMAP);
+mapping!(mmap64, other::MMAP64);
+mapping!(munmap, other::MUNMAP);
+mapping!(mremap, other::MREMAP);

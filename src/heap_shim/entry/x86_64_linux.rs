@@ -4,10 +4,12 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
-use super::process::{self, FILTER};
-use super::real::{self, REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::map;
+use super::process::{self, FILTER, MAPPINGS};
+use super::real::{self, OTHERS, REAL, other};
 use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
+use super::system;
 use core::arch::{global_asm, naked_asm};
 
 /// Processor of these registers, for the ring.
@@ -18,6 +20,9 @@ pub const REGISTER_COUNT: usize = x86_64_register::PC + 1;
 
 /// Index of the stack pointer among them.
 pub const SP: usize = x86_64_register::SP;
+
+/// Index of the return address among them.
+pub const PC: usize = x86_64_register::PC;
 
 // `system::ThreadWords` of each thread. Initial-exec: a library loaded at startup has room in the static TLS
 // block, and no call is needed to find it.
@@ -176,7 +181,7 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// Defines a wrapper that calls a function without arguments and preserves the caller's arguments.
+/// Defines a wrapper that calls a function with the caller's arguments, and preserves them.
 macro_rules! keeping_arguments {
     ($name:ident, $called:path) => {
         /// # Safety
@@ -211,66 +216,135 @@ macro_rules! keeping_arguments {
 
 keeping_arguments!(confine, process::confine);
 keeping_arguments!(look_up, real::load);
+keeping_arguments!(set_action, system::set_action);
+keeping_arguments!(set_handler, system::set_handler);
+keeping_arguments!(observe_syscall, system::observe_syscall);
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
+/// Defines a function that calls another one, 1, if its arguments are of interest, and continues in that of libc.
+macro_rules! observed {
+    ($name:ident, $index:expr, $observer:path, $($code:literal),*) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($code,)*
+                "1: call {observer}",
+                "2: mov r11, qword ptr [rip + {others} + 8 * {index}]",
+                "test r11, r11",
+                "je 3f",
+                "jmp r11",
+                "3: call {look_up}",
+                "mov r11, qword ptr [rip + {others} + 8 * {index}]",
+                "test r11, r11",
+                "je 4f",
+                "jmp r11",
+                "4: mov rax, -1",
+                "ret",
+                ".cfi_endproc",
+                observer = sym $observer,
+                look_up = sym look_up,
+                others = sym OTHERS,
+                index = const $index,
+            )
+        }
+    };
+}
+
+// PR_SET_SECCOMP
+observed!(prctl, other::PRCTL, confine, "cmp edi, 22", "jne 2f");
+observed!(
+    syscall,
+    other::SYSCALL,
+    observe_syscall,
+    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP
+    "cmp edi, 13",
+    "je 1f",
+    "cmp edi, 317",
+    "je 1f",
+    "cmp edi, 157",
+    "jne 2f",
+    "cmp esi, 22",
+    "jne 2f"
+);
+observed!(sigaction, other::SIGACTION, set_action,);
+observed!(signal, other::SIGNAL, set_handler,);
+observed!(bsd_signal, other::BSD_SIGNAL, set_handler,);
+observed!(sysv_signal, other::SYSV_SIGNAL, set_handler,);
+observed!(__sysv_signal, other::UNDERSCORE_SYSV_SIGNAL, set_handler,);
+observed!(ssignal, other::SSIGNAL, set_handler,);
+observed!(sigset, other::SIGSET, set_handler,);
+
+/// Stores six arguments and the caller's registers, and calls `map::map` with these and the number in eax.
+///
+/// # Safety
+/// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
 #[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn prctl() {
+unsafe extern "C" fn map_slowly() {
     naked_asm!(
         ".cfi_startproc",
-        // PR_SET_SECCOMP
-        "cmp edi, 22",
-        "jne 2f",
-        "call {confine}",
-        "2: mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 3f",
-        "jmp r11",
-        "3: call {look_up}",
-        "mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 4f",
-        "jmp r11",
-        "4: mov rax, -1",
+        "sub rsp, 120",
+        ".cfi_def_cfa_offset 128",
+        "mov qword ptr [rsp], rdi",
+        "mov qword ptr [rsp + 8], rsi",
+        "mov qword ptr [rsp + 16], rdx",
+        "mov qword ptr [rsp + 24], rcx",
+        "mov qword ptr [rsp + 32], r8",
+        "mov qword ptr [rsp + 40], r9",
+        "mov qword ptr [rsp + 48], rbx",
+        "mov qword ptr [rsp + 56], rbp",
+        "mov qword ptr [rsp + 64], r12",
+        "mov qword ptr [rsp + 72], r13",
+        "mov qword ptr [rsp + 80], r14",
+        "mov qword ptr [rsp + 88], r15",
+        // After the return.
+        "lea rcx, [rsp + 128]",
+        "mov qword ptr [rsp + 96], rcx",
+        "mov rcx, qword ptr [rsp + 120]",
+        "mov qword ptr [rsp + 104], rcx",
+        "mov rdi, rsp",
+        "lea rsi, [rsp + 48]",
+        "mov edx, eax",
+        "call {map}",
+        "add rsp, 120",
+        ".cfi_def_cfa_offset 8",
         "ret",
         ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_PRCTL,
+        map = sym map::map,
     )
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
-// constructor of another library may call it before the shim is loaded.
-#[unsafe(naked)]
-#[unsafe(no_mangle)]
-unsafe extern "C" fn syscall() {
-    naked_asm!(
-        ".cfi_startproc",
-        // seccomp
-        "cmp edi, 317",
-        "je 1f",
-        // prctl, PR_SET_SECCOMP
-        "cmp edi, 157",
-        "jne 2f",
-        "cmp esi, 22",
-        "jne 2f",
-        "1: call {confine}",
-        "2: mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 3f",
-        "jmp r11",
-        "3: call {look_up}",
-        "mov r11, qword ptr [rip + {real}]",
-        "test r11, r11",
-        "je 4f",
-        "jmp r11",
-        "4: mov rax, -1",
-        "ret",
-        ".cfi_endproc",
-        confine = sym confine,
-        look_up = sym look_up,
-        real = sym REAL_SYSCALL,
-    )
+/// Defines a function that maps or unmaps memory: that of libc, unless mappings are recorded.
+macro_rules! mapping {
+    ($name:ident, $index:expr) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+        // constructor of another library may call it before the shim is loaded.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp qword ptr [rip + {mappings}], 0",
+                "jne 2f",
+                "mov r11, qword ptr [rip + {others} + 8 * {index}]",
+                "test r11, r11",
+                "je 2f",
+                "jmp r11",
+                "2: mov eax, {index}",
+                "jmp {slow}",
+                ".cfi_endproc",
+                mappings = sym MAPPINGS,
+                others = sym OTHERS,
+                index = const $index,
+                slow = sym map_slowly,
+            )
+        }
+    };
 }
+
+mapping!(mmap, other::MMAP);
+mapping!(mmap64, other::MMAP64);
+mapping!(munmap, other::MUNMAP);
+mapping!(mremap, other::MREMAP);

@@ -14,8 +14,10 @@ mod number {
     pub const LSEEK: usize = 8;
     pub const MMAP: usize = 9;
     pub const MUNMAP: usize = 11;
+    pub const RT_SIGACTION: usize = 13;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const PWRITE64: usize = 18;
+    pub const SCHED_YIELD: usize = 24;
     pub const MADVISE: usize = 28;
     pub const GETPID: usize = 39;
     pub const FTRUNCATE: usize = 77;
@@ -41,6 +43,8 @@ mod number {
     pub const WRITE: usize = 64;
     pub const PWRITE64: usize = 68;
     pub const CLOCK_GETTIME: usize = 113;
+    pub const SCHED_YIELD: usize = 124;
+    pub const RT_SIGACTION: usize = 134;
     pub const RT_SIGPROCMASK: usize = 135;
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
@@ -280,32 +284,13 @@ impl Thread {
     }
 }
 
-/// Blocks signals while it lives: a handler that leaves by `longjmp` or allocates would find a half-written
-/// record. Does not block signals of faults: their handlers always run.
-pub struct BlockedSignals(Option<u64>);
+#[path = "signals_linux.rs"]
+mod signals;
+pub use signals::{BlockedSignals, observe_syscall, set_action, set_handler};
 
-impl BlockedSignals {
-    /// Blocks signals.
-    pub fn new() -> Self {
-        // SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
-        const OF_FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
-        const SIG_BLOCK: usize = 0;
-        let (blocked, mut before) = (!OF_FAULTS, 0u64);
-        if is_confined() {
-            return Self(None);
-        }
-        call!(RT_SIGPROCMASK, SIG_BLOCK, &raw const blocked, &raw mut before, size_of::<u64>());
-        Self(Some(before))
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        const SIG_SETMASK: usize = 2;
-        if let Some(before) = &self.0 {
-            call!(RT_SIGPROCMASK, SIG_SETMASK, &raw const *before, null::<u64>(), size_of::<u64>());
-        }
-    }
+/// Lets other threads run.
+pub fn yield_now() {
+    call!(SCHED_YIELD);
 }
 
 /// Result of `getpid()`, also in a child that shares its parent's memory.

@@ -27,6 +27,7 @@ unsafe extern "C" {
     ) -> *mut c_void;
     fn munmap(at: *mut c_void, size: usize) -> c_int;
     fn getpid() -> c_int;
+    fn sched_yield() -> c_int;
     fn getrlimit(resource: c_int, limit: *mut [u64; 2]) -> c_int;
     fn getenv(name: *const c_char) -> *const c_char;
     fn clock_gettime_nsec_np(clock: c_int) -> u64;
@@ -179,6 +180,12 @@ impl Drop for BlockedSignals {
         // SAFETY: sets are 32 bits wide.
         unsafe { pthread_sigmask(SIG_SETMASK, &raw const self.0, null_mut()) };
     }
+}
+
+/// Lets other threads run.
+pub fn yield_now() {
+    // SAFETY: takes nothing.
+    unsafe { sched_yield() };
 }
 
 /// The process id.

@@ -179,7 +179,7 @@ const SUFFIXES: [&str; 5] = [".part.", ".constprop.", ".isra.", ".cold", ".llvm.
 
 /// Words in the names of functions that allocate; others end with `alloc`.
 const ALLOCATION_WORDS: &[&str] =
-    &["new", "strdup", "strndup", "memdup", "memalign", "allocate", "alloc0", "malloc0"];
+    &["strdup", "strndup", "memdup", "memalign", "allocate", "alloc0", "malloc0"];
 
 /// Whether one of the words of a function's name, divided by case or by other characters than letters and digits, says
 /// that it allocates.

@@ -339,6 +339,7 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     let stack_size = if is_frequent { FREQUENT_STACK_SIZE } else { MAX_STACK_SIZE };
     put(offset_of!(Control, stack_size), &stack_size.to_ne_bytes());
     put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
+    put(offset_of!(Control, records_mappings), &u64::from(options.records_mappings).to_ne_bytes());
     put(offset_of!(Control, seccomp_filters), &seccomp_filters().map_or(0, |own| own + 1).to_ne_bytes());
     bytes
 }
@@ -426,7 +427,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    const OPTIONS: HeapOptions = HeapOptions { every_bytes: 512 << 10, seed: 0 };
+    const OPTIONS: HeapOptions = HeapOptions { every_bytes: 512 << 10, seed: 0, records_mappings: false };
 
     #[test]
     fn is_private_and_removed_on_drop() {

@@ -22,4 +22,6 @@ pub struct HeapOptions {
     pub every_bytes: u64,
     /// Seed of the sampling; 0: derived from the clock.
     pub seed: u64,
+    /// Records anonymous mappings, too.
+    pub records_mappings: bool,
 }

@@ -12,9 +12,9 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 use super::shared_memory::{
-    AARCH64, Allocation, COMMITTED, DATA_OFFSET, Free, Kind, LostAllocations, MAGIC, MAX_DATA_SIZE,
-    MIN_DATA_SIZE, Origin, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader, SIZE_CLASSES, Word, X86_64,
-    flag, piece_size,
+    AARCH64, Allocation, COMMITTED, DATA_OFFSET, DEFAULT_DATA_SIZE, Free, Kind, LostAllocations, MAGIC,
+    MAX_DATA_SIZE, MAX_PIECE_SIZE, MIN_DATA_SIZE, Origin, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader,
+    SHRINK_PAGE, SIZE_CLASSES, Word, X86_64, flag, piece_size,
 };
 
 /// Bytes per read: several of the largest records.
@@ -23,6 +23,10 @@ const CHUNK_BYTES: usize = 256 << 10;
 const SPARE_LONG_MAX: usize = 64;
 const SPARE_MAX: usize = 4096;
 const LONG_BYTES: usize = 4096;
+/// Pieces read at once from which on a ring is busy: its memory stays for the records that follow soon. The kernel
+/// takes ten times as long to free and to provide a page as to write zeros to it.
+const BUSY_PIECES: u64 = 2;
+static ZEROS: [u8; MAX_PIECE_SIZE as usize] = [0; MAX_PIECE_SIZE as usize];
 
 /// A record, copied out of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +41,17 @@ pub enum Record {
         address: u64,
         /// The thread.
         tid: u32,
+    },
+    /// A part of a sampled mapping was unmapped.
+    Shrink {
+        /// Monotonic clock.
+        time_ns: u64,
+        /// The mapping.
+        address: u64,
+        /// The thread.
+        tid: u32,
+        /// Bytes that were unmapped.
+        bytes: u64,
     },
     /// The last free of this address is revoked.
     Restore {
@@ -134,7 +149,8 @@ pub struct Ring {
     /// Count up to which pieces have been released to the writers.
     given_back: u64,
     chunk: Vec<u8>,
-    spare: Vec<AllocationRecord>,
+    #[allow(clippy::vec_box, reason = "records are handed on in their boxes")]
+    spare: Vec<Box<AllocationRecord>>,
 }
 
 impl Ring {
@@ -232,11 +248,12 @@ impl Ring {
         if end == self.given_back {
             return Ok(());
         }
+        let is_busy = end - self.given_back >= BUSY_PIECES * piece && data_size <= DEFAULT_DATA_SIZE;
         let mut at = self.given_back;
         while at < end {
             let position = at & (data_size - 1);
             let length = (end - at).min(data_size - position);
-            match self.clear(DATA_OFFSET as u64 + position, length) {
+            match self.clear(DATA_OFFSET as u64 + position, length, is_busy) {
                 // A pinned ring lost its memory to other files; there may be free space later.
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
                 cleared => cleared?,
@@ -249,17 +266,16 @@ impl Ring {
         Ok(())
     }
 
-    /// Punches a hole, or writes zeros if the process needs the memory to stay.
-    fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
+    /// Punches a hole, or writes zeros if the memory stays: the process needs it soon, or cannot get it again.
+    fn clear(&self, offset: u64, length: u64, stays: bool) -> io::Result<()> {
         let is_pinned = || Ok::<_, io::Error>(word_at(&self.file, offset_of!(RingHeader, is_pinned))? != 0);
-        if !is_pinned()? && punch_hole(&self.file, offset, length).is_ok() {
+        if !stays && !is_pinned()? && punch_hole(&self.file, offset, length).is_ok() {
             fence(Ordering::SeqCst);
             // Unless the process pinned it before the hole was punched.
             if !is_pinned()? {
                 return Ok(());
             }
         }
-        const ZEROS: [u8; 4096] = [0; 4096];
         let mut at = 0;
         while at < length {
             let bytes = &ZEROS[..(length - at).min(ZEROS.len() as u64) as usize];
@@ -270,7 +286,7 @@ impl Ring {
     }
 
     /// Takes back an allocation record to reuse its memory.
-    pub fn recycle(&mut self, allocation: AllocationRecord) {
+    pub fn recycle(&mut self, allocation: Box<AllocationRecord>) {
         let is_short = allocation.stack.capacity() <= LONG_BYTES;
         if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
             self.spare.push(allocation);
@@ -397,9 +413,10 @@ fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static
 }
 
 /// Copies records out; each lies within the bytes.
+#[allow(clippy::vec_box, reason = "records are handed on in their boxes")]
 fn parse(
     mut bytes: &[u8],
-    spare: &mut Vec<AllocationRecord>,
+    spare: &mut Vec<Box<AllocationRecord>>,
     into: &mut Vec<Record>,
 ) -> Result<(), RingError> {
     while let Some(found) = word(bytes, 0).map(Word::decode) {
@@ -413,12 +430,12 @@ fn parse(
         match Kind::from_number(found.kind) {
             Some(Kind::Pad) => {}
             Some(Kind::Allocation) => {
-                let mut allocation = Box::new(spare.pop().unwrap_or_default());
+                let mut allocation = spare.pop().unwrap_or_default();
                 let read = read_allocation(record, found.flags, &mut allocation);
                 read.ok_or(RingError::Malformed("a record is too short"))?;
                 into.push(Record::Allocation(allocation));
             }
-            Some(kind @ (Kind::Free | Kind::Restore)) => {
+            Some(kind @ (Kind::Free | Kind::Restore | Kind::Shrink)) => {
                 let fields = (|| {
                     let time_ns = long(offset_of!(Free, time_ns))?;
                     Some((time_ns, long(offset_of!(Free, address))?, half(record, offset_of!(Free, tid))?))
@@ -426,6 +443,10 @@ fn parse(
                 let (time_ns, address, tid) = fields.ok_or(RingError::Malformed("a record is too short"))?;
                 into.push(match kind {
                     Kind::Restore => Record::Restore { time_ns, address, tid },
+                    Kind::Shrink => {
+                        let pages = half(record, offset_of!(Free, pages)).unwrap_or(0);
+                        Record::Shrink { time_ns, address, tid, bytes: u64::from(pages) * SHRINK_PAGE }
+                    }
                     _ => Record::Free { time_ns, address, tid },
                 });
             }

@@ -98,7 +98,8 @@ pub(in crate::sources) struct HeapSource<P> {
     lost: RingLosses,
     losses: AllocationLosses,
     records: Vec<Record>,
-    spare: Vec<Capture>,
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
+    spare: Vec<Box<Capture>>,
 }
 
 impl<P: HeapProcess> HeapSource<P> {
@@ -426,13 +427,14 @@ impl<P: HeapProcess> Recorded<P> {
     }
 
     /// Converts a record to an event. Times are the process's, but monotonic and not in the future.
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     fn event(
         &mut self,
         pid: u32,
         record: Record,
         origin_ns: u64,
         now_ns: u64,
-        spare: &mut Vec<Capture>,
+        spare: &mut Vec<Box<Capture>>,
     ) -> TimedEvent {
         let (time_ns, tid, event) = match record {
             Record::Allocation(mut record) => {
@@ -441,17 +443,20 @@ impl<P: HeapProcess> Recorded<P> {
                     bytes: record.size,
                     untracked: record.untracked,
                 };
-                let mut capture = Box::new(spare.pop().unwrap_or_else(|| Capture::with_capacity(0)));
+                let mut capture = spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
                 let (time_ns, tid) = (record.time_ns, record.tid);
                 if let Some(ring) = &mut self.ring {
                     fill(&mut capture, &mut record, ring.header().processor);
-                    ring.recycle(*record);
+                    ring.recycle(record);
                 }
                 (time_ns, tid, SourceEvent::Allocation(allocation, capture))
             }
             Record::Free { time_ns, address, tid } => {
                 let free = SampledFree { pointer: address, may_be_inherited: self.is_forked };
                 (time_ns, tid, SourceEvent::Free(free))
+            }
+            Record::Shrink { time_ns, address, tid, bytes } => {
+                (time_ns, tid, SourceEvent::Shrink { pointer: address, bytes })
             }
             Record::Restore { time_ns, address, tid } => {
                 (time_ns, tid, SourceEvent::Restore { pointer: address })
@@ -547,7 +552,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
     fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
         let is_short = capture.stack.capacity() <= LONG_BYTES;
         if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
-            self.spare.push(*capture);
+            self.spare.push(capture);
         }
     }
 

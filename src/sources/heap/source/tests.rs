@@ -9,7 +9,7 @@ use crate::sources::heap::ring::tests::RingWriter;
 use crate::sources::heap::shared_memory::Kind;
 use crate::sources::linux::heap::{LinuxProcess, process_of};
 
-const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0 };
+const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0, records_mappings: false };
 
 /// A sleeping command, and its source.
 struct Recording {
@@ -68,6 +68,7 @@ fn named(event: &TimedEvent) -> String {
     match &event.event {
         SourceEvent::Allocation(allocation, _) => format!("allocation of {}", allocation.bytes),
         SourceEvent::Free(free) => format!("free of {:x}", free.pointer),
+        SourceEvent::Shrink { pointer, bytes } => format!("{bytes} bytes of {pointer:x}"),
         SourceEvent::Restore { pointer } => format!("restore of {pointer:x}"),
         SourceEvent::ProcessStarted { name } => format!("start of {name}"),
         SourceEvent::Exec { name } => format!("exec of {}", name.as_deref().unwrap_or_default()),
@@ -90,6 +91,7 @@ fn records_become_ordered_events_with_the_callers_state() {
     ring.free(Kind::Free, (now_ns - 1_000_000, 1 << 12, 78));
     ring.free(Kind::Restore, (now_ns, 1 << 12, 78));
     ring.allocate(&record(2, u64::MAX));
+    ring.free(Kind::Shrink, (now_ns, 2 << 12, 1));
     ring.free(Kind::Free, (now_ns, 2 << 12, 1));
     let events =
         recording.events_until(|event| matches!(event, SourceEvent::Free(free) if free.pointer == 2 << 12));
@@ -101,6 +103,7 @@ fn records_become_ordered_events_with_the_callers_state() {
         "free of 1000",
         "restore of 1000",
         "allocation of 20",
+        "0 bytes of 2000",
         "free of 2000",
     ];
     assert_eq!(names, expected);

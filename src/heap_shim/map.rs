@@ -1,0 +1,130 @@
+//! The slow path of mmap, munmap and mremap, where mappings are recorded: anonymous ones are sampled like blocks of the
+//! allocator, and freed page by page.
+#![allow(unsafe_code)]
+
+use super::mappings::{MappingTable, Unmapped};
+use super::process::{self, Process, Status};
+use super::real::{self, other};
+use super::sample::{self, CallerRegisters};
+use super::shared_memory::{Function, Kind, SHRINK_PAGE};
+use super::system::{BlockedSignals, Thread};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+const PROT_NONE: usize = 0;
+const MAP_FIXED: usize = 0x10;
+const MAP_ANONYMOUS: usize = 0x20;
+const MREMAP_FIXED: usize = 2;
+const FAILED: usize = usize::MAX;
+
+/// Number of sampled mappings.
+static SAMPLED: AtomicU64 = AtomicU64::new(0);
+
+/// What a call maps and unmaps.
+struct Change {
+    /// Ranges that it unmaps if it succeeds.
+    unmapped: [(u64, u64); 2],
+    /// Size and function of the anonymous mapping that it makes.
+    mapped: Option<(u64, Function)>,
+}
+
+/// Calls a function of libc, and records what it does.
+///
+/// # Safety
+/// Called by an entry point with the program's arguments and an index into `OTHERS`.
+pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters, index: u32) -> usize {
+    let call = || real::call(index as usize, *arguments);
+    let Some(table) = process::mappings() else { return call() };
+    let Status::Recording(process) = process::status() else { return call() };
+    let Some(change) = change_of(arguments, index as usize).filter(|_| !process.is_stopped()) else {
+        return call();
+    };
+    let _blocked = BlockedSignals::new();
+    // A word of this call's frame: no other call has its address.
+    let token = core::ptr::from_ref(&change).addr() as u64;
+    let (mut is_known, mut is_missed) = (false, false);
+    for (begin, end) in change.unmapped {
+        let held = table.hold(begin, end, token);
+        (is_known, is_missed) = (is_known | held.0, is_missed | held.1);
+    }
+    let result = call();
+    if result == FAILED {
+        table.release(token);
+        return result;
+    }
+    let thread = Thread::current();
+    if is_known {
+        for (begin, end) in change.unmapped {
+            table.cut(begin, end, token, |unmapped| record_unmapped(thread, unmapped));
+        }
+        table.release(token);
+    }
+    if is_missed && let Some(ring) = process::ring() {
+        ring.lose_free();
+    }
+    // What mremap changes is memory if it was: mappings of files are not in the table.
+    if let Some((size, function)) = change.mapped
+        && (function == Function::Mmap || is_known)
+    {
+        record_mapped(process, thread, table, registers, function, result as u64, size);
+    }
+    result
+}
+
+fn change_of(arguments: &[usize; 6], index: usize) -> Option<Change> {
+    const NOTHING: (u64, u64) = (0, 0);
+    let [address, size, third, fourth, fifth, _] = *arguments;
+    let range = |begin: usize, size: usize| {
+        let (begin, size) = (begin as u64, pages(size as u64));
+        (begin, begin.saturating_add(size))
+    };
+    match index {
+        other::MUNMAP => Some(Change { unmapped: [range(address, size), NOTHING], mapped: None }),
+        other::MREMAP => {
+            let to = if fourth & MREMAP_FIXED != 0 { range(fifth, third) } else { NOTHING };
+            let mapped = Some((third as u64, Function::Mremap));
+            Some(Change { unmapped: [range(address, size), to], mapped })
+        }
+        _ => {
+            let is_memory = fourth & MAP_ANONYMOUS != 0 && third != PROT_NONE;
+            let is_fixed = fourth & MAP_FIXED != 0;
+            let unmapped = [if is_fixed { range(address, size) } else { NOTHING }, NOTHING];
+            let mapped = is_memory.then_some((size as u64, Function::Mmap));
+            (is_memory || is_fixed).then_some(Change { unmapped, mapped })
+        }
+    }
+}
+
+fn pages(size: u64) -> u64 {
+    size.checked_next_multiple_of(SHRINK_PAGE).unwrap_or(size)
+}
+
+fn record_mapped(
+    process: Process,
+    thread: Thread,
+    table: &MappingTable,
+    registers: &CallerRegisters,
+    function: Function,
+    begin: u64,
+    size: u64,
+) {
+    let end = begin + pages(size);
+    let is_due = sample::is_due(process, thread, thread.left(), size);
+    // What an allocator maps is in its blocks, which are recorded. Return addresses may be signed (Arm).
+    if !is_due || real::is_of_allocator(registers[super::entry::PC] & ((1 << 48) - 1)) {
+        table.add(0, begin, end);
+        return;
+    }
+    let block = begin + 1 + SAMPLED.fetch_add(1, Ordering::Relaxed) % (SHRINK_PAGE - 1);
+    sample::record(process, thread, registers, function, block, size, || table.add(block, begin, end));
+}
+
+fn record_unmapped(thread: Thread, unmapped: Unmapped) {
+    let Some(ring) = process::ring() else { return };
+    match unmapped {
+        Unmapped::All { block } => sample::push(&ring, thread, block, Kind::Free, 0),
+        Unmapped::Part { block, bytes } => {
+            let pages = u32::try_from(bytes / SHRINK_PAGE).unwrap_or(u32::MAX);
+            sample::push(&ring, thread, block, Kind::Shrink, pages);
+        }
+    }
+}

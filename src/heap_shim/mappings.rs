@@ -1,0 +1,247 @@
+//! The table of anonymous mappings of the program, in parts as they were unmapped: distinguishes them from mappings of
+//! files, and says which sampled block an unmapped range belongs to. Lock-free: a thread that stops at any point
+//! keeps others only from the parts that it holds, and they give up after a while.
+
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Number of parts: as many as Linux allows mappings by default (`vm.max_map_count`).
+pub const PARTS: usize = 1 << 16;
+
+/// The memory of a table; initially zero.
+#[repr(C)]
+#[derive(Debug)]
+pub struct MappingTable {
+    /// Parts from this index on were never used.
+    end: AtomicUsize,
+    parts: [Part; PARTS],
+}
+
+/// A part of a mapping.
+#[repr(C)]
+#[derive(Debug)]
+struct Part {
+    /// `FREE`, `USED`, or the token of the call that holds it.
+    state: AtomicU64,
+    /// The sampled block, or 0.
+    block: AtomicU64,
+    begin: AtomicU64,
+    end: AtomicU64,
+}
+
+const FREE: u64 = 0;
+const USED: u64 = 1;
+/// A call waits this often for a part that another one holds.
+const SPINS_MAX: u32 = 2000;
+
+/// What became of a sampled block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmapped {
+    /// Nothing is left.
+    All {
+        /// The block.
+        block: u64,
+    },
+    /// Something is left.
+    Part {
+        /// The block.
+        block: u64,
+        /// Unmapped bytes.
+        bytes: u64,
+    },
+}
+
+impl MappingTable {
+    /// Adds a mapping. `block`: it is sampled. Returns whether there was room.
+    pub fn add(&self, block: u64, begin: u64, end: u64) -> bool {
+        for (index, part) in self.parts.iter().enumerate() {
+            if part.state.load(Ordering::Relaxed) == FREE
+                && part.state.compare_exchange(FREE, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                part.block.store(block, Ordering::Relaxed);
+                part.set_range(begin, end);
+                self.end.fetch_max(index + 1, Ordering::Relaxed);
+                part.state.store(USED, Ordering::Release);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Holds the parts in a range for the call with this token, which is above `USED`. Returns whether there are some,
+    /// and whether another call holds one.
+    pub fn hold(&self, begin: u64, end: u64, token: u64) -> (bool, bool) {
+        let (mut is_any, mut is_missed) = (false, false);
+        for part in self.used() {
+            let mut spins = 0;
+            while part.is_in(begin, end) {
+                match part.state.compare_exchange(USED, token, Ordering::Acquire, Ordering::Acquire) {
+                    Ok(_) if part.is_in(begin, end) => {
+                        is_any = true;
+                        break;
+                    }
+                    Ok(_) => part.state.store(USED, Ordering::Release),
+                    Err(state) if state == FREE || state == token => break,
+                    Err(_) if spins == SPINS_MAX => {
+                        is_missed = true;
+                        break;
+                    }
+                    Err(_) => spins += 1,
+                }
+                core::hint::spin_loop();
+            }
+        }
+        (is_any, is_missed)
+    }
+
+    /// Gives the held parts back.
+    pub fn release(&self, token: u64) {
+        self.held(token).for_each(|part| part.state.store(USED, Ordering::Release));
+    }
+
+    /// Removes a range from the held parts, and gives back what is left of them. A remainder that has no room in the
+    /// table is forgotten: its block stays in use.
+    pub fn cut(&self, begin: u64, end: u64, token: u64, mut each: impl FnMut(Unmapped)) {
+        for part in self.held(token) {
+            if !part.is_in(begin, end) {
+                continue;
+            }
+            let block = part.block.load(Ordering::Relaxed);
+            let (from, to) = part.range();
+            let bytes = to.min(end) - from.max(begin);
+            let is_rest = match (from < begin, end < to) {
+                (false, false) => {
+                    part.block.store(0, Ordering::Relaxed);
+                    part.state.store(FREE, Ordering::Release);
+                    block != 0 && self.used().any(|other| other.is_of(block))
+                }
+                (false, true) => part.give_back(end, to),
+                (true, false) => part.give_back(from, begin),
+                (true, true) => {
+                    self.add(block, end, to);
+                    part.give_back(from, begin)
+                }
+            };
+            if block != 0 {
+                each(if is_rest { Unmapped::Part { block, bytes } } else { Unmapped::All { block } });
+            }
+        }
+    }
+
+    fn used(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().take(self.end.load(Ordering::Acquire))
+    }
+
+    fn held(&self, token: u64) -> impl Iterator<Item = &Part> {
+        self.used().filter(move |part| part.state.load(Ordering::Relaxed) == token)
+    }
+}
+
+impl Part {
+    fn range(&self) -> (u64, u64) {
+        (self.begin.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
+    }
+
+    fn set_range(&self, begin: u64, end: u64) {
+        self.begin.store(begin, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
+    }
+
+    fn is_in(&self, begin: u64, end: u64) -> bool {
+        let (from, to) = self.range();
+        self.state.load(Ordering::Acquire) != FREE && from < end && begin < to
+    }
+
+    fn is_of(&self, block: u64) -> bool {
+        self.state.load(Ordering::Acquire) != FREE && self.block.load(Ordering::Relaxed) == block
+    }
+
+    /// Changes the range of a held part; something is left of its block.
+    fn give_back(&self, begin: u64, end: u64) -> bool {
+        self.set_range(begin, end);
+        self.state.store(USED, Ordering::Release);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+    use std::collections::BTreeMap;
+    use std::vec::Vec;
+
+    fn table() -> Box<MappingTable> {
+        let part = || Part {
+            state: AtomicU64::new(FREE),
+            block: AtomicU64::new(0),
+            begin: AtomicU64::new(0),
+            end: AtomicU64::new(0),
+        };
+        let parts: Vec<Part> = (0..PARTS).map(|_| part()).collect();
+        let parts: Box<[Part; PARTS]> = parts.try_into().expect("as many");
+        Box::new(MappingTable { end: AtomicUsize::new(0), parts: *parts })
+    }
+
+    #[test]
+    fn parts_of_mappings_match_a_map_of_pages() {
+        std::thread::Builder::new()
+            .stack_size(16 << 20)
+            .spawn(|| {
+                let table = table();
+                let mut seed = 7u64;
+                let mut below = move |limit: u64| {
+                    seed =
+                        seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    (seed >> 33) % limit
+                };
+                // The block of each page, and the pages that are left of each block.
+                let (mut pages, mut left) = (BTreeMap::new(), BTreeMap::new());
+                for block in 1..20_000u64 {
+                    let begin = 1 + below(300);
+                    let end = begin + 1 + below(20);
+                    let mut expected: BTreeMap<u64, u64> = BTreeMap::new();
+                    for page in begin..end {
+                        if let Some(of) = pages.remove(&page) {
+                            *expected.entry(of).or_default() += 1;
+                            *left.get_mut(&of).expect("it has pages") -= 1;
+                        }
+                    }
+                    let token = block + 1;
+                    assert_eq!(table.hold(begin, end, token), (!expected.is_empty(), false));
+                    let mut found: BTreeMap<u64, (u64, bool)> = BTreeMap::new();
+                    table.cut(begin, end, token, |unmapped| match unmapped {
+                        Unmapped::All { block } => found.entry(block).or_default().1 = true,
+                        Unmapped::Part { block, bytes } => found.entry(block).or_default().0 += bytes,
+                    });
+                    assert!(table.held(token).next().is_none());
+                    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+                    for (of, (bytes, is_all)) in found {
+                        assert_eq!(is_all, left[&of] == 0, "block {of}");
+                        assert!(is_all || bytes == expected[&of], "block {of}");
+                    }
+                    if below(2) == 0 {
+                        assert!(table.add(block, begin, end));
+                        pages.extend((begin..end).map(|page| (page, block)));
+                        left.insert(block, end - begin);
+                    }
+                }
+            })
+            .expect("a thread")
+            .join()
+            .expect("it does not panic");
+    }
+
+    #[test]
+    fn a_held_part_is_missed_and_stays() {
+        let table = std::thread::Builder::new().stack_size(16 << 20).spawn(table).expect("a thread").join();
+        let table = table.expect("a table");
+        assert!(table.add(9, 10, 20));
+        assert_eq!(table.hold(15, 16, 2), (true, false));
+        assert_eq!(table.hold(15, 16, 3), (false, true));
+        assert_eq!(table.hold(20, 30, 3), (false, false));
+        table.release(2);
+        assert_eq!(table.hold(0, 30, 3), (true, false));
+        table.cut(0, 30, 3, |unmapped| assert_eq!(unmapped, Unmapped::All { block: 9 }));
+        assert_eq!(table.hold(0, 30, 3), (false, false));
+    }
+}
