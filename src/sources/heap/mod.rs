@@ -8,6 +8,7 @@
 pub mod directory;
 pub(in crate::sources) mod process;
 pub mod ring;
+mod ring_losses;
 #[allow(dead_code)] // The rest is for the shim.
 #[path = "../../heap_shim/shared_memory.rs"]
 pub mod shared_memory;

@@ -10,6 +10,7 @@ use super::HeapOptions;
 use super::directory::Directory;
 use super::process::{HeapProcess, RingFiles};
 use super::ring::{AllocationRecord, Processor, Record, Ring, RingError};
+use super::ring_losses::RingLosses;
 use super::shared_memory::{RING_PREFIX, aarch64_register, x86_64_register};
 use crate::addr::Avma;
 use crate::arch::{Aarch64, Registers, UNKNOWN_REGISTER, X86_64};
@@ -64,15 +65,6 @@ struct Recorded<P> {
     images_ns: u64,
     /// Threads of its program.
     threads: BTreeSet<u32>,
-}
-
-/// Losses of a ring.
-#[derive(Clone, Debug, Default)]
-struct RingLosses {
-    allocations: Vec<(u64, u64)>,
-    frees: u64,
-    early: u64,
-    no_space: u64,
 }
 
 /// Allocations of a command and its descendants.
@@ -438,22 +430,6 @@ impl<P: HeapProcess> Recorded<P> {
         let at_ns = time_ns.saturating_sub(origin_ns).min(now_ns).max(self.last_ns + 1);
         self.last_ns = at_ns;
         TimedEvent { at_ns, process: pid, thread: ThreadId(tid.into()), event }
-    }
-}
-
-impl RingLosses {
-    fn merge(&mut self, other: &RingLosses) {
-        self.allocations.extend(&other.allocations);
-        self.frees = self.frees.saturating_add(other.frees);
-        self.early = self.early.saturating_add(other.early);
-        self.no_space = self.no_space.saturating_add(other.no_space);
-    }
-
-    fn add(&mut self, ring: &Ring) {
-        self.allocations.extend(ring.lost_allocations());
-        self.frees = self.frees.saturating_add(ring.lost_frees());
-        self.early = self.early.saturating_add(ring.early());
-        self.no_space = self.no_space.saturating_add(ring.no_space());
     }
 }
 
