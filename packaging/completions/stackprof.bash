@@ -592,7 +592,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__heap)
-            opts="-p -d -o -q -v -h -V --every --mmap --peak --type --callers --skip --older-than --max-slowdown --alloc --free --pid --gdb --exec --per-process --kill-after --duration --threads --unwind --max-depth --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
+            opts="-d -o -q -v -h -V -p --every --mmap --peak --type --callers --skip --older-than --max-slowdown --alloc --free --gdb --exec --per-process --kill-after --duration --threads --unwind --max-depth --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --pid"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

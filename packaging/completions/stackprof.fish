@@ -197,7 +197,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l min-width -
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s p -l pid -d 'Process to attach to, by id or name' -r -f -f -a "(__fish_stackprof_processes)"
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use when it was most [default: at the end]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l mmap -d 'Also record anonymous mappings (mmap) of the command, which are freed page by page: arenas of Python, garbage collectors and other allocators'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Report the memory in use at the peak [default: at the end]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
