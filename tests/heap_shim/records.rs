@@ -204,7 +204,9 @@ fn no_handler_leaves_an_incomplete_record() {
     assert!(child.wait().unwrap().success());
     let ring = directory.ring().unwrap();
     taken += ring.take_all().len();
-    assert!(taken > 1000, "{taken}");
+    // Each of the 300 signals allocates.
+    let (lost, _) = ring.lost_allocations();
+    assert!(taken as u64 + lost >= 300, "{taken} taken, {lost} lost");
     let position = |at| ring.u64_at(at);
     assert_eq!(
         position(std::mem::offset_of!(RingHeader, read)),

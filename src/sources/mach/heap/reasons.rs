@@ -161,9 +161,9 @@ mod tests {
         assert!(text(Path::new("no-such-program-anywhere")).is_ok());
         fs::write(&own, "#!\n").unwrap();
         assert!(text(&own).is_ok());
-        // An executable for Intel alone: a header without load commands (mach-o/loader.h).
-        let words: [u32; 8] = [0xfeed_facf, CPU_X86_64, 3, 2, 0, 0, 0, 0];
-        fs::write(&own, words.map(u32::to_le_bytes).as_flattened()).unwrap();
+        // A fat file with code for Intel alone (mach-o/fat.h).
+        let words: [u32; 7] = [0xcafe_babe, 1, CPU_X86_64, 3, 28, 4, 0];
+        fs::write(&own, [words.map(u32::to_be_bytes).as_flattened(), b"code"].concat()).unwrap();
         assert!(text(&own).unwrap_err().contains("no code for the processor of this stackprof"));
         assert!(check(Arch::X86_64, own.as_os_str()).is_ok());
     }
