@@ -63,6 +63,7 @@ impl RingWriter {
         self.record(kind as u8, 0, COMMITTED, bytes);
     }
 
+    #[cfg(target_os = "linux")] // Only its source is tested with it.
     /// The process begins to exit.
     pub(crate) fn end(&mut self, at_ns: u64) {
         self.file.write_all_at(&at_ns.to_ne_bytes(), offset_of!(RingHeader, end_ns) as u64).unwrap();
