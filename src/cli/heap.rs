@@ -169,7 +169,7 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
     }
     if losses.frees > 0 {
         parts.push(format!(
-            "{} that did not fit: what they freed is called in use",
+            "{} that did not fit: what they freed counts as in use",
             plural(losses.frees, "free")
         ));
     }
@@ -216,8 +216,8 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The table of memory in use, by callers of the allocator; empty if none is in use. `has_ended`: all recorded processes
-/// have. Names are shortened so that rows fit into `width` characters.
+/// The table of memory in use, by callers of the allocator; empty if none is in use. `has_ended`: no recorded process
+/// runs on. Names are shortened so that rows fit into `width` characters.
 pub(super) fn leak_table(saved: &SavedProfile, heap: &Heap, has_ended: bool, width: usize) -> String {
     let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
     let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };

@@ -53,7 +53,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     };
     // A command must not run only to find that its profile cannot be written.
     check(request, &destinations)?;
-    let Recorded { mut recording, target_files, command, user_behind_root, memory } =
+    let RecordingRun { mut recording, target_files, command, user_behind_root, memory } =
         record(request, launched, &destinations)?;
 
     let begun = Instant::now();
@@ -76,7 +76,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         heap: heap.as_ref().map(|(_, values)| super::heap::figures(&recording, values)),
         ..report::figures(&recording, &names, launched, &outputs)
     };
-    let result = Finished {
+    let result = OutputJob {
         request,
         files: &files,
         outputs: &outputs,
@@ -91,7 +91,8 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     }
     match &heap {
         Some((options, values)) => {
-            let has_ended = recording.stats.exit_status.is_some();
+            let goes_on = recording.heap.as_ref().is_some_and(|heap| heap.losses.ended_early.is_some());
+            let has_ended = recording.stats.exit_status.is_some() && !goes_on;
             let table = super::heap::leak_table(&saved, options, has_ended, messages::width());
             report::heap_summary(request.verbosity, &recording, &names, &figures, (options, values), table);
         }
@@ -117,7 +118,7 @@ fn check(request: &RecordOptions, destinations: &Destinations<'_>) -> Result<()>
 }
 
 /// A recording with samples, and what only its run knows.
-struct Recorded {
+struct RecordingRun {
     recording: Recording,
     target_files: Arc<dyn Files>,
     command: CommandState,
@@ -127,7 +128,7 @@ struct Recorded {
     memory: Memory,
 }
 
-fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'_>) -> Result<Recorded> {
+fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'_>) -> Result<RecordingRun> {
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
     let options = sampling_options(request, launched);
     let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
@@ -143,7 +144,7 @@ fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'
     if recording.stats.samples == 0 {
         return Err(nothing_recorded(request, &recording, command));
     }
-    Ok(Recorded { recording, target_files, command, user_behind_root, memory })
+    Ok(RecordingRun { recording, target_files, command, user_behind_root, memory })
 }
 
 /// The profile of a recording, with the values of its allocations if it is one of them.
@@ -206,7 +207,7 @@ fn name(
 
 /// A finished recording: its profile and its outputs.
 #[derive(Clone, Copy)]
-struct Finished<'r, 'a> {
+struct OutputJob<'r, 'a> {
     request: &'r RecordOptions,
     files: &'a OutputFiles,
     outputs: &'a [Output],
@@ -218,11 +219,11 @@ struct Finished<'r, 'a> {
 /// Writes the outputs, and the statistics if they go to a file. Returns the figures, and statistics destinations that
 /// may wait for a reader. Files are written first: a signal during that wait then loses none of them.
 fn write<'r>(
-    finished: &Finished<'r, '_>,
+    job: &OutputJob<'r, '_>,
     named: Instant,
     figures: impl FnOnce() -> RunFigures,
 ) -> Result<(RunFigures, Vec<&'r Destination>)> {
-    let &Finished { request, files, outputs, recording, saved, shown } = finished;
+    let &OutputJob { request, files, outputs, recording, saved, shown } = job;
     let may_wait = |output: &Output| destinations::may_wait(&output.to);
     let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
     outputs::write(files, saved, &immediate, shown)?;

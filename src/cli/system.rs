@@ -175,7 +175,7 @@ pub(super) fn with_heap_source<R: Send>(
         use crate::error::{Error, ErrorKind};
         use crate::sources::{heap, mach};
         if records_mappings {
-            return Err(Error::new(ErrorKind::Usage, "--mmap is for Linux in this version; leave it out"));
+            return Err(Error::new(ErrorKind::Usage, "--mmap is for Linux; leave it out"));
         }
         let clock = crate::clock::RealClock::new();
         let options = heap::HeapOptions { every_bytes, seed, records_mappings };

@@ -2,12 +2,12 @@
 //! allocator, and freed page by page.
 #![allow(unsafe_code)]
 
-use super::mappings::{MappingTable, Unmapped};
+use super::mappings::{MappingTable, UnmapResult};
 use super::process::{self, Process, Status};
-use super::real::{self, other};
+use super::real::{self, libc_function};
 use super::sample::{self, CallerRegisters};
 use super::shared_memory::{Function, Kind, SHRINK_PAGE};
-use super::system::{BlockedSignals, Thread};
+use super::system::{self, BlockedSignals, Thread};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const PROT_NONE: usize = 0;
@@ -30,12 +30,12 @@ struct Change {
 /// Calls a function of libc, and records what it does.
 ///
 /// # Safety
-/// Called by an entry point with the program's arguments and an index into `OTHERS`.
+/// Called by an entry point with the program's arguments and an index into `LIBC_FUNCTIONS`.
 pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters, index: u32) -> usize {
     let call = || real::call(index as usize, *arguments);
     let Some(table) = process::mappings() else { return call() };
     let Status::Recording(process) = process::status() else { return call() };
-    let Some(change) = change_of(arguments, index as usize).filter(|_| !process.is_stopped()) else {
+    let Some(change) = parse_call(arguments, index as usize).filter(|_| !process.is_stopped()) else {
         return call();
     };
     let _blocked = BlockedSignals::new();
@@ -47,7 +47,8 @@ pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters
         (is_known, is_missed) = (is_known | held.0, is_missed | held.1);
     }
     let result = call();
-    if result == FAILED {
+    // munmap returns an int: the upper half of its word can be anything.
+    if result == FAILED || (index as usize == libc_function::MUNMAP && result as i32 == -1) {
         table.release(token);
         return result;
     }
@@ -61,7 +62,7 @@ pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters
     if is_missed && let Some(ring) = process::ring() {
         ring.lose_free();
     }
-    // What mremap changes is memory if it was: mappings of files are not in the table.
+    // mremap is recorded if the old range was: mappings of files are not in the table.
     if let Some((size, function)) = change.mapped
         && (function == Function::Mmap || is_known)
     {
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters
     result
 }
 
-fn change_of(arguments: &[usize; 6], index: usize) -> Option<Change> {
+fn parse_call(arguments: &[usize; 6], index: usize) -> Option<Change> {
     const NOTHING: (u64, u64) = (0, 0);
     let [address, size, third, fourth, fifth, _] = *arguments;
     let range = |begin: usize, size: usize| {
@@ -78,8 +79,8 @@ fn change_of(arguments: &[usize; 6], index: usize) -> Option<Change> {
         (begin, begin.saturating_add(size))
     };
     match index {
-        other::MUNMAP => Some(Change { unmapped: [range(address, size), NOTHING], mapped: None }),
-        other::MREMAP => {
+        libc_function::MUNMAP => Some(Change { unmapped: [range(address, size), NOTHING], mapped: None }),
+        libc_function::MREMAP => {
             let to = if fourth & MREMAP_FIXED != 0 { range(fifth, third) } else { NOTHING };
             let mapped = Some((third as u64, Function::Mremap));
             Some(Change { unmapped: [range(address, size), to], mapped })
@@ -95,7 +96,7 @@ fn change_of(arguments: &[usize; 6], index: usize) -> Option<Change> {
 }
 
 fn pages(size: u64) -> u64 {
-    size.checked_next_multiple_of(SHRINK_PAGE).unwrap_or(size)
+    size.checked_next_multiple_of(system::page_size()).unwrap_or(size)
 }
 
 fn record_mapped(
@@ -108,9 +109,9 @@ fn record_mapped(
     size: u64,
 ) {
     let end = begin + pages(size);
-    let is_due = sample::is_due(process, thread, thread.left(), size);
+    let is_due = sample::count_bytes(process, thread, thread.left(), size);
     // What an allocator maps is in its blocks, which are recorded. Return addresses may be signed (Arm).
-    if !is_due || real::is_of_allocator(registers[super::entry::PC] & ((1 << 48) - 1)) {
+    if !is_due || real::is_in_allocator((registers[super::entry::PC] & ((1 << 48) - 1)) as usize) {
         table.add(0, begin, end);
         return;
     }
@@ -118,11 +119,11 @@ fn record_mapped(
     sample::record(process, thread, registers, function, block, size, || table.add(block, begin, end));
 }
 
-fn record_unmapped(thread: Thread, unmapped: Unmapped) {
+fn record_unmapped(thread: Thread, unmapped: UnmapResult) {
     let Some(ring) = process::ring() else { return };
     match unmapped {
-        Unmapped::All { block } => sample::push(&ring, thread, block, Kind::Free, 0),
-        Unmapped::Part { block, bytes } => {
+        UnmapResult::All { block } => sample::push(&ring, thread, block, Kind::Free, 0),
+        UnmapResult::Part { block, bytes } => {
             let pages = u32::try_from(bytes / SHRINK_PAGE).unwrap_or(u32::MAX);
             sample::push(&ring, thread, block, Kind::Shrink, pages);
         }

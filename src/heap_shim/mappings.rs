@@ -2,7 +2,7 @@
 //! files, and says which sampled block an unmapped range belongs to. Lock-free: a thread that stops at any point
 //! keeps others only from the parts that it holds, and they give up after a while.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Number of parts: as many as Linux allows mappings by default (`vm.max_map_count`).
 pub const PARTS: usize = 1 << 16;
@@ -35,7 +35,7 @@ const SPINS_MAX: u32 = 2000;
 
 /// What became of a sampled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unmapped {
+pub enum UnmapResult {
     /// Nothing is left.
     All {
         /// The block.
@@ -45,7 +45,7 @@ pub enum Unmapped {
     Part {
         /// The block.
         block: u64,
-        /// Unmapped bytes.
+        /// UnmapResult bytes.
         bytes: u64,
     },
 }
@@ -98,9 +98,9 @@ impl MappingTable {
         self.held(token).for_each(|part| part.state.store(USED, Ordering::Release));
     }
 
-    /// Removes a range from the held parts, and gives back what is left of them. A remainder that has no room in the
-    /// table is forgotten: its block stays in use.
-    pub fn cut(&self, begin: u64, end: u64, token: u64, mut each: impl FnMut(Unmapped)) {
+    /// Removes a range from the held parts, and gives back what is left of them. If a second remainder has
+    /// no room in the table, the hole stays in use until it is unmapped with what is around it.
+    pub fn cut(&self, begin: u64, end: u64, token: u64, mut each: impl FnMut(UnmapResult)) {
         for part in self.held(token) {
             if !part.is_in(begin, end) {
                 continue;
@@ -112,17 +112,20 @@ impl MappingTable {
                 (false, false) => {
                     part.block.store(0, Ordering::Relaxed);
                     part.state.store(FREE, Ordering::Release);
-                    block != 0 && self.used().any(|other| other.is_of(block))
+                    // Of two threads that free the last two parts at once, at least one sees that nothing is left.
+                    fence(Ordering::SeqCst);
+                    block != 0 && self.used().any(|other| other.belongs_to(block))
                 }
                 (false, true) => part.give_back(end, to),
                 (true, false) => part.give_back(from, begin),
+                (true, true) if self.add(block, end, to) => part.give_back(from, begin),
                 (true, true) => {
-                    self.add(block, end, to);
-                    part.give_back(from, begin)
+                    part.give_back(from, to);
+                    continue;
                 }
             };
             if block != 0 {
-                each(if is_rest { Unmapped::Part { block, bytes } } else { Unmapped::All { block } });
+                each(if is_rest { UnmapResult::Part { block, bytes } } else { UnmapResult::All { block } });
             }
         }
     }
@@ -151,7 +154,7 @@ impl Part {
         self.state.load(Ordering::Acquire) != FREE && from < end && begin < to
     }
 
-    fn is_of(&self, block: u64) -> bool {
+    fn belongs_to(&self, block: u64) -> bool {
         self.state.load(Ordering::Acquire) != FREE && self.block.load(Ordering::Relaxed) == block
     }
 
@@ -210,8 +213,8 @@ mod tests {
                     assert_eq!(table.hold(begin, end, token), (!expected.is_empty(), false));
                     let mut found: BTreeMap<u64, (u64, bool)> = BTreeMap::new();
                     table.cut(begin, end, token, |unmapped| match unmapped {
-                        Unmapped::All { block } => found.entry(block).or_default().1 = true,
-                        Unmapped::Part { block, bytes } => found.entry(block).or_default().0 += bytes,
+                        UnmapResult::All { block } => found.entry(block).or_default().1 = true,
+                        UnmapResult::Part { block, bytes } => found.entry(block).or_default().0 += bytes,
                     });
                     assert!(table.held(token).next().is_none());
                     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
@@ -241,7 +244,7 @@ mod tests {
         assert_eq!(table.hold(20, 30, 3), (false, false));
         table.release(2);
         assert_eq!(table.hold(0, 30, 3), (true, false));
-        table.cut(0, 30, 3, |unmapped| assert_eq!(unmapped, Unmapped::All { block: 9 }));
+        table.cut(0, 30, 3, |unmapped| assert_eq!(unmapped, UnmapResult::All { block: 9 }));
         assert_eq!(table.hold(0, 30, 3), (false, false));
     }
 }

@@ -361,6 +361,11 @@ impl Process {
         };
         is_owner.store(1, Ordering::Relaxed);
         state.store(next, Ordering::Release);
+        if next == HAS_RING {
+            // Of threads that saw it being made.
+            // SAFETY: the ring of this process, which stays mapped.
+            move_early(unsafe { &*RING.load(Ordering::Relaxed).cast::<RingHeader>() });
+        }
         // Another thread may have loaded some meanwhile.
         #[cfg(target_vendor = "apple")]
         append_images();
@@ -426,12 +431,7 @@ impl Process {
                 (*header).parent_has_ring = u32::from(!inherited.is_null());
             }
             system::thread_name(&raw mut (*header).comm);
-            for (early, lost) in EARLY.iter().zip(&(*header).lost_allocations) {
-                let count = early.count.swap(0, Ordering::Relaxed);
-                (*header).early.fetch_add(count, Ordering::Relaxed);
-                lost.count.fetch_add(count, Ordering::Relaxed);
-                lost.bytes.fetch_add(early.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-            }
+            move_early(&*header);
             (*header).magic.store(MAGIC, Ordering::Release);
         }
         PID.store(pid, Ordering::Relaxed);
@@ -455,6 +455,16 @@ fn take_buffers() -> Option<*mut u8> {
 
 fn release_buffers() {
     BUFFERS_ARE_USED.store(false, Ordering::Release);
+}
+
+/// Moves what was lost before there was a ring into it.
+fn move_early(header: &RingHeader) {
+    for (early, lost) in EARLY.iter().zip(&header.lost_allocations) {
+        let count = early.count.swap(0, Ordering::Relaxed);
+        header.early.fetch_add(count, Ordering::Relaxed);
+        lost.count.fetch_add(count, Ordering::Relaxed);
+        lost.bytes.fetch_add(early.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 fn lose_early(size: u64) {

@@ -68,23 +68,27 @@ fn look_up() -> bool {
     for (function, (name, of_glibc)) in REAL.iter().zip(names) {
         function.store(find(name, of_glibc), Ordering::Release);
     }
-    for (function, name) in OTHERS.iter().zip(OTHER_NAMES) {
+    for (function, name) in LIBC_FUNCTIONS.iter().zip(LIBC_NAMES) {
         function.store(find(name, core::ptr::null()), Ordering::Release);
+    }
+    let library = library_of(REAL[Function::Malloc as usize].load(Ordering::Relaxed));
+    for (at, address) in ALLOCATOR.iter().zip(library.unwrap_or_default()) {
+        at.store(address, Ordering::Relaxed);
     }
     LOOK_UP.store(DONE, Ordering::Release);
     true
 }
 
-/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls one of `OTHERS`.
+/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls one of `LIBC_FUNCTIONS`.
 pub extern "C" fn load() {
     look_up();
 }
 
 /// Other functions of libc, which the shim observes; null until they are looked up, and where libc has none.
-pub static OTHERS: [AtomicPtr<()>; OTHER_NAMES.len()] =
-    [const { AtomicPtr::new(null_mut()) }; OTHER_NAMES.len()];
+pub static LIBC_FUNCTIONS: [AtomicPtr<()>; LIBC_NAMES.len()] =
+    [const { AtomicPtr::new(null_mut()) }; LIBC_NAMES.len()];
 
-const OTHER_NAMES: [&core::ffi::CStr; 13] = [
+const LIBC_NAMES: [&core::ffi::CStr; 13] = [
     c"prctl",
     c"syscall",
     c"sigaction",
@@ -100,8 +104,8 @@ const OTHER_NAMES: [&core::ffi::CStr; 13] = [
     c"mremap",
 ];
 
-/// Index into `OTHERS`.
-pub mod other {
+/// Index into `LIBC_FUNCTIONS`.
+pub mod libc_function {
     /// `prctl`, whose callers may restrict system calls.
     pub const PRCTL: usize = 0;
     /// `syscall`.
@@ -130,16 +134,16 @@ pub mod other {
     pub const MREMAP: usize = 12;
 }
 
-/// Calls one of `OTHERS` with the program's arguments; -1 if libc has no such function.
+/// Calls one of `LIBC_FUNCTIONS` with the program's arguments; -1 if libc has no such function.
 pub fn call(index: usize, arguments: [usize; 6]) -> usize {
     // SAFETY: the type of a call with six words.
     type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
     look_up();
-    let found = |index| OTHERS.get(index).map_or(null_mut(), |other: &AtomicPtr<()>| other.load(Ordering::Acquire));
+    let found = |index| LIBC_FUNCTIONS.get(index).map_or(null_mut(), |other: &AtomicPtr<()>| other.load(Ordering::Acquire));
     let mut function = found(index);
-    if function.is_null() && index == other::MMAP64 {
+    if function.is_null() && index == libc_function::MMAP64 {
         // musl has none.
-        function = found(other::MMAP);
+        function = found(libc_function::MMAP);
     }
     if function.is_null() {
         return usize::MAX;
@@ -149,24 +153,50 @@ pub fn call(index: usize, arguments: [usize; 6]) -> usize {
     unsafe { core::mem::transmute::<*mut (), Call>(function)(a, b, c, d, e, f) }
 }
 
-/// Whether code belongs to the library with the allocator.
-pub fn is_of_allocator(address: u64) -> bool {
+/// Code of the library with the allocator: begin and end; empty if unknown.
+static ALLOCATOR: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Whether code belongs to the library with the allocator. Makes no call: the thread may hold a lock of the allocator,
+/// and dladdr waits for that of the dynamic linker, which allocates under it.
+pub fn is_in_allocator(address: usize) -> bool {
+    let [begin, end] = ALLOCATOR.each_ref().map(|at| at.load(Ordering::Relaxed));
+    (begin..end).contains(&address)
+}
+
+/// The addresses of the library with this function, by its program headers (`Elf64_Ehdr`, `Elf64_Phdr` in elf.h).
+fn library_of(function: *const ()) -> Option<[usize; 2]> {
+    const LOAD: u32 = 1;
+    const PHDR_SIZE: usize = 56;
     // SAFETY: the type in dladdr(3).
     type Dladdr = unsafe extern "C" fn(*const (), *mut [usize; 4]) -> i32;
     let dladdr = weak_symbol!("dladdr");
     if dladdr.is_null() {
-        return false;
+        return None;
     }
     // SAFETY: the function of that name has this type in every libc.
     let dladdr: Dladdr = unsafe { core::mem::transmute(dladdr) };
-    let library = |address: *const ()| {
-        let mut found = [0; 4];
-        // SAFETY: a `Dl_info` has four words; the second one is where the library is loaded.
-        (unsafe { dladdr(address, &raw mut found) } != 0).then_some(found[1])
-    };
-    let malloc = REAL[Function::Malloc as usize].load(Ordering::Relaxed);
-    let of_caller = library(core::ptr::with_exposed_provenance(address as usize));
-    of_caller.is_some() && of_caller == library(malloc)
+    let mut found = [0; 4];
+    // SAFETY: a `Dl_info` has four words; the second one is where the library is loaded.
+    let is_found = unsafe { dladdr(function, &raw mut found) } != 0;
+    let header: *const u8 = core::ptr::with_exposed_provenance(found[1]);
+    // SAFETY: a library is loaded with its header at its start.
+    if !is_found || header.is_null() || unsafe { header.cast::<[u8; 4]>().read() } != *b"\x7fELF" {
+        return None;
+    }
+    // SAFETY: fields of the header, and program headers, which the dynamic linker reads there, too.
+    let word = |at: usize| unsafe { header.add(at).cast::<u64>().read_unaligned() as usize };
+    // SAFETY: as above.
+    let half = |at: usize| unsafe { header.add(at).cast::<u32>().read_unaligned() };
+    let (table, count) = (word(32), half(56) as u16 as usize);
+    let (mut begin, mut end) = (usize::MAX, 0);
+    for at in (0..count).map(|index| table + index * PHDR_SIZE) {
+        if half(at) == LOAD {
+            let (address, size) = (word(at + 16), word(at + 40));
+            (begin, end) = (begin.min(address & !0xfff), end.max(address.wrapping_add(size)));
+        }
+    }
+    let size = end.checked_sub(begin)?;
+    Some([found[1], found[1].saturating_add(size)])
 }
 
 /// Calls an allocator function with the program's arguments.

@@ -111,13 +111,13 @@ pub static REAL: [AtomicPtr<()>; index::COUNT] = {
 
 /// An entry of the table: dyld replaces `old` with `new` in all other images.
 #[repr(C)]
-struct Interposed {
+struct Interposition {
     new: *const (),
     old: *const (),
 }
 
 // SAFETY: constant addresses of functions.
-unsafe impl Sync for Interposed {}
+unsafe impl Sync for Interposition {}
 
 /// The table: functions that have an entry point of their own name.
 macro_rules! table {
@@ -125,9 +125,9 @@ macro_rules! table {
         // SAFETY: dyld reads pairs of addresses there.
         #[used]
         #[unsafe(link_section = "__DATA,__interpose")]
-        static TABLE: [Interposed; $count] = [
-            Interposed { new: entry::free as *const (), old: free_block as *const () },
-            $(Interposed { new: entry::$name as *const (), old: $name as *const () },)+
+        static TABLE: [Interposition; $count] = [
+            Interposition { new: entry::free as *const (), old: free_block as *const () },
+            $(Interposition { new: entry::$name as *const (), old: $name as *const () },)+
         ];
     };
 }

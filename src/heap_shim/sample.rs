@@ -79,7 +79,7 @@ pub unsafe extern "C" fn allocate(
             return real::allocate(function, a, b, c);
         }
     };
-    let is_sampled = is_due(process, thread, before, size);
+    let is_sampled = count_bytes(process, thread, before, size);
 
     let resized = match function {
         Function::Realloc | Function::Reallocarray => a as u64,
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn allocate(
 }
 
 /// Whether an allocation of this size is to be sampled, with `left` bytes until the next sample; takes it off them.
-pub fn is_due(process: Process, thread: Thread, left: u64, size: u64) -> bool {
+pub fn count_bytes(process: Process, thread: Thread, left: u64, size: u64) -> bool {
     let is_new = thread.generation() == 0;
     if is_new {
         thread.set_generation(process::generation());

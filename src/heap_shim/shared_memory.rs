@@ -7,8 +7,8 @@
 //! |---|---|---|
 //! | `control` | stackprof, before the command starts | [`Control`], [`CONTROL_SIZE`] bytes, the rest zero |
 //! | `ring.PID.N` | the shim, at a process's first sample | [`RingHeader`], at [`DATA_OFFSET`] the records |
-//! | `maps.PID.N` | the shim, before that ring | Linux: /proc/self/maps at that time; macOS: [`image_line`]s, and those of images that are loaded later |
-//! | `maps.PID.N.end` | the shim, when the process exits | the same at exit, if the process reached it |
+//! | `maps.PID.N` | the shim, before that ring's magic number | Linux: /proc/self/maps at that time; macOS: [`image_line`]s, and those of images that are loaded later |
+//! | `maps.PID.N.end` | the shim, when the process exits | /proc/self/maps at the exit, if the process reached it |
 //!
 //! PID is the result of `getpid()` in the process; N counts from 0 and is the first free number, so that a program
 //! started by `execve` in the same process gets the next one.
@@ -84,7 +84,7 @@ pub mod image_line {
 pub const SHIM_NAME: &str = if cfg!(target_vendor = "apple") { "heap.dylib" } else { "heap.so" };
 
 /// First word of `Control` and of `RingHeader`: "sp-heap" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x03");
 
 /// Size of the control file, bytes.
 pub const CONTROL_SIZE: usize = 4096;

@@ -21,7 +21,7 @@ pub struct Heap {
     pub skip: Patterns,
     /// Minimum age of blocks that count as in use at the end, nanoseconds.
     pub older_than_ns: Option<u64>,
-    /// Slowdown limit of an attached process, percent of its CPU time.
+    /// Slowdown limit of an attached process, percent of the elapsed time, or of its CPU time if that is more.
     pub max_slowdown_percent: f64,
     /// Functions of the firmware's allocator.
     pub allocator: AllocatorNames,

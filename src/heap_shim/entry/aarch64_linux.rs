@@ -6,7 +6,7 @@
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::map;
 use super::process::{self, FILTER, MAPPINGS};
-use super::real::{self, OTHERS, REAL, other};
+use super::real::{self, LIBC_FUNCTIONS, REAL, libc_function};
 use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
 use super::system;
@@ -271,7 +271,7 @@ macro_rules! observed {
                 ".cfi_endproc",
                 observer = sym $observer,
                 look_up = sym look_up,
-                others = sym OTHERS,
+                others = sym LIBC_FUNCTIONS,
                 index = const $index,
             )
         }
@@ -279,10 +279,10 @@ macro_rules! observed {
 }
 
 // PR_SET_SECCOMP
-observed!(prctl, other::PRCTL, confine, "cmp w0, #22", "b.ne 2f");
+observed!(prctl, libc_function::PRCTL, confine, "cmp w0, #22", "b.ne 2f");
 observed!(
     syscall,
-    other::SYSCALL,
+    libc_function::SYSCALL,
     observe_syscall,
     // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP
     "cmp w0, #134",
@@ -294,13 +294,13 @@ observed!(
     "cmp w1, #22",
     "b.ne 2f"
 );
-observed!(sigaction, other::SIGACTION, set_action,);
-observed!(signal, other::SIGNAL, set_handler,);
-observed!(bsd_signal, other::BSD_SIGNAL, set_handler,);
-observed!(sysv_signal, other::SYSV_SIGNAL, set_handler,);
-observed!(__sysv_signal, other::UNDERSCORE_SYSV_SIGNAL, set_handler,);
-observed!(ssignal, other::SSIGNAL, set_handler,);
-observed!(sigset, other::SIGSET, set_handler,);
+observed!(sigaction, libc_function::SIGACTION, set_action,);
+observed!(signal, libc_function::SIGNAL, set_handler,);
+observed!(bsd_signal, libc_function::BSD_SIGNAL, set_handler,);
+observed!(sysv_signal, libc_function::SYSV_SIGNAL, set_handler,);
+observed!(__sysv_signal, libc_function::UNDERSCORE_SYSV_SIGNAL, set_handler,);
+observed!(ssignal, libc_function::SSIGNAL, set_handler,);
+observed!(sigset, libc_function::SIGSET, set_handler,);
 
 /// Stores six arguments and the caller's registers, and calls `map::map` with these and the number in w16.
 ///
@@ -364,7 +364,7 @@ macro_rules! mapping {
                 "b {slow}",
                 ".cfi_endproc",
                 mappings = sym MAPPINGS,
-                others = sym OTHERS,
+                others = sym LIBC_FUNCTIONS,
                 index = const $index,
                 slow = sym map_slowly,
             )
@@ -372,7 +372,7 @@ macro_rules! mapping {
     };
 }
 
-mapping!(mmap, other::MMAP);
-mapping!(mmap64, other::MMAP64);
-mapping!(munmap, other::MUNMAP);
-mapping!(mremap, other::MREMAP);
+mapping!(mmap, libc_function::MMAP);
+mapping!(mmap64, libc_function::MMAP64);
+mapping!(munmap, libc_function::MUNMAP);
+mapping!(mremap, libc_function::MREMAP);

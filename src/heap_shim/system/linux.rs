@@ -288,6 +288,21 @@ impl Thread {
 mod signals;
 pub use signals::{BlockedSignals, observe_syscall, set_action, set_handler};
 
+/// Bytes of a page, to which the kernel rounds mappings.
+pub fn page_size() -> u64 {
+    const AT_PAGESZ: usize = 6;
+    // SAFETY: the type in getauxval(3).
+    type Getauxval = unsafe extern "C" fn(usize) -> usize;
+    let getauxval = weak_symbol!("getauxval");
+    if cfg!(target_arch = "x86_64") || getauxval.is_null() {
+        return 4096;
+    }
+    // SAFETY: the function of that name has this type in every libc.
+    let getauxval: Getauxval = unsafe { core::mem::transmute(getauxval) };
+    // SAFETY: reads a vector that the kernel wrote.
+    unsafe { getauxval(AT_PAGESZ) as u64 }
+}
+
 /// Lets other threads run.
 pub fn yield_now() {
     call!(SCHED_YIELD);

@@ -185,7 +185,17 @@ const ALLOCATION_WORDS: &[&str] =
 /// that it allocates.
 fn is_named_like_a_wrapper(name: &str) -> bool {
     let bare = without_return_type(name).split('(').next().unwrap_or_default();
-    let function = bare.rsplit("::").next().unwrap_or_default();
+    // Without arguments of templates, which name other things.
+    let (mut depth, mut function) = (0usize, String::new());
+    for c in bare.chars() {
+        match c {
+            '<' => depth += 1,
+            '>' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => function.push(c),
+            _ => {}
+        }
+    }
+    let function = function.rsplit("::").next().unwrap_or_default();
     let mut before = ' ';
     let mut words = vec![String::new()];
     for c in function.chars() {
@@ -382,6 +392,7 @@ mod tests {
         }
         for name in [
             "main",
+            "load<my::Alloc>(int)",
             "node_new",
             "newspaper",
             "renew_all",

@@ -4,7 +4,7 @@
 //! A lock on the control file shows that its recording is running. A killed stackprof leaves an unlocked
 //! directory, which the next one removes. Other users may load the shim and nothing else: without it the dynamic
 //! loader would print errors in programs that a process starts as another user. For the same reason the shim alone
-//! stays while processes that outlive the recording map it; the next recording removes it after they exit.
+//! stays while processes that outlive the recording map it or have it in their environment; the next recording removes it after they exit.
 #![allow(unsafe_code)]
 
 use std::cmp::Reverse;
@@ -164,9 +164,7 @@ impl Directory {
 
     /// Makes all processes stop recording.
     pub fn stop(&self) {
-        let at = offset_of!(Control, is_stopped) as u64;
-        // If this fails, they record until their rings are full.
-        let _ = self.control.write_all_at(&1u32.to_ne_bytes(), at);
+        stop(&self.control);
     }
 
     /// Processes that map the shim now, or that start others with it.
@@ -219,13 +217,27 @@ impl Drop for Directory {
     }
 }
 
+/// Tells processes through their control file to record no more.
+fn stop(control: &File) {
+    // If this fails, they record until their rings are full.
+    let _ = control.write_all_at(&1u32.to_ne_bytes(), offset_of!(Control, is_stopped) as u64);
+}
+
 /// Removes the directory of the running recording, because this process is about to end.
 pub fn remove_current() {
     // Another thread may hold the lock: it is removing the directory, or has not created it yet.
     if let Ok(mut current) = CURRENT.try_lock()
         && let Some(path) = current.take()
     {
-        remove(&path);
+        let shim = path.join(SHIM_NAME);
+        if processes_with(&shim).is_empty() {
+            remove(&path);
+        } else {
+            if let Ok(control) = File::options().write(true).open(path.join(CONTROL_NAME)) {
+                stop(&control);
+            }
+            remove_but_shim(&path);
+        }
     }
 }
 

@@ -31,6 +31,8 @@ const RING_SHARE: u64 = 8;
 /// Interval at the beginning, while a program loads its libraries and starts others.
 const FIRST_BATCHES_NS: u64 = 10_000_000;
 const BEGINNING_NS: u64 = 500_000_000;
+/// Looking for processes without the shim takes at most one part in this many of the time.
+const SCAN_SHARE: u64 = 50;
 /// Minimum interval between scans of the directory.
 const LIST_NS: u64 = 10_000_000;
 /// Most bytes of a ring per batch: the batch then fits into the processor's caches.
@@ -47,7 +49,7 @@ const SPARE_MAX: usize = 4096;
 const LONG_BYTES: usize = 4096;
 
 /// A process and its ring.
-struct Recorded<P> {
+struct ProcessEntry<P> {
     process: P,
     ring: Option<Ring>,
     is_forked: bool,
@@ -74,7 +76,7 @@ pub(in crate::sources) struct HeapSource<P> {
     directory: Directory,
     options: HeapOptions,
     main: u32,
-    processes: BTreeMap<u32, Recorded<P>>,
+    processes: BTreeMap<u32, ProcessEntry<P>>,
     clock: RealClock,
     began_ns: u64,
     /// The monotonic clock at the sampler's 0.
@@ -94,6 +96,8 @@ pub(in crate::sources) struct HeapSource<P> {
     end_name: Option<String>,
     /// What continues unrecorded after the end of the recording.
     unrecorded: Option<String>,
+    /// When processes without the shim are looked for next.
+    scan_due_ns: u64,
     /// Of exited processes.
     lost: RingLosses,
     losses: AllocationLosses,
@@ -112,7 +116,7 @@ impl<P: HeapProcess> HeapSource<P> {
     ) -> HeapSource<P> {
         let began_ns = clock.now_ns();
         let (pid, ring_ns) = (main.process().pid, main.ring_clock_ns());
-        let main = Recorded::new(main);
+        let main = ProcessEntry::new(main);
         HeapSource {
             directory,
             options,
@@ -131,6 +135,7 @@ impl<P: HeapProcess> HeapSource<P> {
             exit_status: None,
             end_name: None,
             unrecorded: None,
+            scan_due_ns: 0,
             lost: RingLosses::default(),
             losses: AllocationLosses::default(),
             records: Vec::new(),
@@ -138,7 +143,7 @@ impl<P: HeapProcess> HeapSource<P> {
         }
     }
 
-    fn main(&self) -> &Recorded<P> {
+    fn main(&self) -> &ProcessEntry<P> {
         let main = self.processes.get(&self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
@@ -158,8 +163,13 @@ impl<P: HeapProcess> HeapSource<P> {
 
     /// Scans for new rings, and for processes that will have none.
     fn list(&mut self) {
-        let shim = self.directory.shim();
-        self.main_mut().scan_without_shim(&shim);
+        let now_ns = self.clock.now_ns();
+        if self.exit_status.is_none() && now_ns >= self.scan_due_ns {
+            let shim = self.directory.shim();
+            self.main_mut().scan_without_shim(&shim);
+            let end_ns = self.clock.now_ns();
+            self.scan_due_ns = end_ns + (end_ns - now_ns) * SCAN_SHARE;
+        }
         for (pid, sequence, path) in self.directory.rings() {
             // Numbers that are no pids.
             if i32::try_from(pid).is_err() {
@@ -171,7 +181,7 @@ impl<P: HeapProcess> HeapSource<P> {
                     self.losses.malformed += 1;
                     continue;
                 }
-                let new = Recorded::new(self.main().process.new_for(pid));
+                let new = ProcessEntry::new(self.main().process.new_for(pid));
                 self.processes.insert(pid, new);
             }
             let Some(recorded) = self.processes.get_mut(&pid) else { continue };
@@ -242,7 +252,7 @@ impl<P: HeapProcess> HeapSource<P> {
     /// Removes the files of ended processes whose events have all been processed: their images were read from them.
     fn forget_ended(&mut self) {
         let (main, watermark_ns) = (self.main, self.watermark_ns);
-        let is_over = |pid: u32, recorded: &Recorded<P>| {
+        let is_over = |pid: u32, recorded: &ProcessEntry<P>| {
             let is_complete = recorded.next.is_empty() && recorded.last_ns < watermark_ns;
             pid != main && recorded.has_ended && is_complete
         };
@@ -341,9 +351,9 @@ enum Program {
     Other,
 }
 
-impl<P: HeapProcess> Recorded<P> {
-    fn new(process: P) -> Recorded<P> {
-        Recorded {
+impl<P: HeapProcess> ProcessEntry<P> {
+    fn new(process: P) -> ProcessEntry<P> {
+        ProcessEntry {
             process,
             ring: None,
             is_forked: false,

@@ -35,7 +35,7 @@ const SPARE_MAX: usize = 64;
 pub struct ProbeOptions {
     /// Bytes per sample on average; 1 records each allocation.
     pub every_bytes: u64,
-    /// Limit of the slowdown, percent of the process's own time.
+    /// Limit of the slowdown, percent of the elapsed time, or of the process's CPU time if that is more.
     pub max_slowdown_percent: f64,
 }
 

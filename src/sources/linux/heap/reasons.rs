@@ -57,10 +57,12 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     if let Some(why) = &losses.ended_early {
         return why.clone();
     }
-    if let Some((why, _)) = losses.unrecorded.first() {
-        let count = losses.unrecorded.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
+    if !losses.unrecorded.is_empty() {
+        let counted: Vec<String> =
+            losses.unrecorded.iter().map(|(why, count)| format!("{count} {why}")).collect();
         return format!(
-            "at least {count} of its processes ran without the heap shim: {why}; record that program itself"
+            "some of its processes ran without the heap shim, at least {}; record that program itself",
+            counted.join(", ")
         );
     }
     if losses.malformed > 0 {

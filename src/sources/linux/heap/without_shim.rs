@@ -4,9 +4,9 @@
 //! between two scans is not seen: the counts are lower bounds.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use libc::pid_t;
 
@@ -16,8 +16,9 @@ use super::reasons::Loading;
 const PROCESSES_MAX: usize = 256;
 /// Most threads of a process whose children are listed.
 const THREADS_MAX: usize = 64;
-/// Most processes to remember: beyond that, ended ones are forgotten, and would count again.
+/// Most processes to remember; later ones are not looked at.
 const KNOWN_MAX: usize = 1 << 16;
+const OTHER_RIGHTS: &str = "setuid, setgid or with file capabilities";
 
 /// The process tree of a command.
 #[derive(Debug, Default)]
@@ -39,13 +40,23 @@ impl ProcessesWithoutShim {
     }
 
     fn look_at(&mut self, pid: pid_t, shim: &Path) {
-        let Ok(program) = fs::read_link(format!("/proc/{pid}/exe")) else { return };
+        let program = match fs::read_link(format!("/proc/{pid}/exe")) {
+            Ok(program) => program,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                // A process with the rights of another user cannot be looked at (ptrace(2), access mode checking).
+                if self.known.len() < KNOWN_MAX {
+                    self.note(pid, PathBuf::new(), Some(OTHER_RIGHTS));
+                }
+                return;
+            }
+            Err(_) => return,
+        };
         if self.known.get(&pid).is_some_and(|(known, _)| *known == program) || self.known.len() >= KNOWN_MAX {
             return;
         }
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        // A process that is starting or exiting has none: it is looked at again.
-        if environment.is_empty() {
+        // A process that is starting or exiting has neither: it is looked at again. `env -i` leaves the arguments.
+        if environment.is_empty() && fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().is_empty() {
             return;
         }
         // The dynamic linker as a program: `ld.so prog`.
@@ -91,7 +102,7 @@ fn why_without(loading: Loading, environment: &[u8], shim: &Path) -> Option<&'st
         .any(|value| memchr::memmem::find(value, shim.as_os_str().as_bytes()).is_some());
     match loading {
         Loading::Static => Some("linked statically"),
-        Loading::OtherRights => Some("setuid, setgid or with file capabilities"),
+        Loading::OtherRights => Some(OTHER_RIGHTS),
         Loading::OtherClass => Some("of another architecture"),
         Loading::Dynamic => (!names_shim).then_some("started with another LD_PRELOAD (env -i, sudo)"),
     }
@@ -162,14 +173,17 @@ mod tests {
     #[test]
     fn children_with_another_environment_are_found() {
         let (own, shim) = (std::process::id().cast_signed(), Path::new("/tmp/shim.so"));
-        let sleep =
-            |preload: &str| Command::new("sleep").arg("600").env("LD_PRELOAD", preload).spawn().unwrap();
-        let mut children = [sleep("/tmp/shim.so"), sleep("")];
-        let [with, without] = children.each_ref().map(|child| child.id().cast_signed());
+        let sleep = |environment: Option<&str>| {
+            let mut command = Command::new("sleep");
+            command.arg("600").env_clear().envs(environment.map(|value| ("LD_PRELOAD", value)));
+            command.spawn().unwrap()
+        };
+        let mut children = [sleep(Some("/tmp/shim.so")), sleep(Some("")), sleep(None)];
+        let [with, without, bare] = children.each_ref().map(|child| child.id().cast_signed());
         let mut processes = ProcessesWithoutShim::default();
         // Until they run their program.
         let this = fs::read_link("/proc/self/exe").unwrap();
-        while [with, without]
+        while [with, without, bare]
             .iter()
             .any(|pid| processes.known.get(pid).is_none_or(|(program, _)| *program == this))
         {
@@ -177,7 +191,9 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(processes.why(with), None);
-        assert_eq!(processes.why(without), Some("started with another LD_PRELOAD (env -i, sudo)"));
+        for pid in [without, bare] {
+            assert_eq!(processes.why(pid), Some("started with another LD_PRELOAD (env -i, sudo)"));
+        }
         for child in &mut children {
             child.kill().and_then(|()| child.wait()).unwrap();
         }

@@ -2,6 +2,8 @@
 //!
 //! Input: text that the process can have written itself. Output: images, sorted by address.
 
+use std::collections::BTreeMap;
+
 use crate::addr::Avma;
 use crate::binary::macho::fat::ImageIdentity;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
@@ -32,7 +34,8 @@ struct ListedImage {
 /// The images of a process.
 #[derive(Debug, Default)]
 pub(super) struct ImageList {
-    images: Vec<ListedImage>,
+    /// By address.
+    images: BTreeMap<u64, ListedImage>,
     cache: Option<SharedCache>,
 }
 
@@ -47,36 +50,34 @@ impl ImageList {
                 LOADED => list.add(ListedImage::parse(rest)),
                 UNLOADED => {
                     if let Some(load) = Fields(rest).number(16) {
-                        list.images.retain(|image| image.load != load);
+                        list.images.remove(&load);
                     }
                 }
                 CACHE => list.cache = parse_cache(rest),
                 _ => {}
             }
         }
-        list.images.sort_by_key(|image| image.load);
         list
     }
 
     fn add(&mut self, image: Option<ListedImage>) {
         let Some(image) = image else { return };
         // dyld reports an image twice where one is loaded while the shim starts.
-        self.images.retain(|known| known.load != image.load);
-        if self.images.len() < IMAGES_MAX {
-            self.images.push(image);
+        if self.images.len() < IMAGES_MAX || self.images.contains_key(&image.load) {
+            self.images.insert(image.load, image);
         }
     }
 
     /// Path of the program.
     pub(super) fn program(&self) -> Option<&str> {
-        let program = self.images.iter().find(|image| image.file_type == EXECUTE)?;
+        let program = self.images.values().find(|image| image.file_type == EXECUTE)?;
         Some(&program.path)
     }
 
     /// The code of all images.
     pub(super) fn mappings(&self, out: &mut Vec<Mapping>) {
         out.clear();
-        out.extend(self.images.iter().map(|image| Mapping {
+        out.extend(self.images.values().map(|image| Mapping {
             avma: Avma(image.load)..Avma(image.load.saturating_add(image.size)),
             file_offset: image.offset,
             path: image.path.clone(),
@@ -90,7 +91,7 @@ impl ImageList {
     /// # Errors
     /// Why there are none.
     pub(super) fn bytes(&self, kernel: &dyn MachKernel, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        let image = self.images.iter().find(|image| image.load == mapping.avma.start.0);
+        let image = self.images.get(&mapping.avma.start.0);
         let image = image.ok_or(OpenError::Unloaded)?;
         if image.flags & IN_SHARED_CACHE != 0 {
             let own =
