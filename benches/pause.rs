@@ -123,6 +123,7 @@ mod linux {
         let options = Options {
             timeline_bytes: 0,
             linger_ns: 0,
+            block_age_min_ns: 0,
             max_stop: 1.0,
             hz: HZ,
             duration_ns: Some(length_ms * 1_000_000),

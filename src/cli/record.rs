@@ -184,8 +184,8 @@ fn nothing_recorded(request: &RecordOptions, recording: &Recording, command: Com
 fn heap_values(heap: &Heap, recording: &mut Recording) -> Option<HeapValues> {
     let end_ns = recording.stats.begun_ns + recording.stats.duration_ns;
     let recorded = recording.heap.as_mut()?;
-    if let Some(age_ns) = heap.older_than_ns {
-        recorded.model.forget_since(end_ns.saturating_sub(age_ns));
+    if heap.older_than_ns.is_some() {
+        recorded.model.forget_young(end_ns);
     }
     Some(recorded.model.values(heap.moment))
 }
@@ -286,6 +286,7 @@ fn sampling_options(request: &RecordOptions, launched: bool) -> sampler::Options
             _ => u64::from(std::process::id()),
         }),
         max_stop: request.max_stop_percent / 100.0,
+        block_age_min_ns: request.heap.as_ref().and_then(|heap| heap.older_than_ns).unwrap_or(0),
         linger_ns: if launched { LINGER_NS } else { 0 },
     }
 }

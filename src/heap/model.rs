@@ -118,9 +118,17 @@ pub struct HeapModel {
     /// of a recording, their blocks are in use.
     ended: Vec<(u64, NodeId, u64)>,
     counters: Counters,
+    /// Younger blocks are not in use at the end of their process, nanoseconds.
+    age_min_ns: u64,
 }
 
 impl HeapModel {
+    /// Counts as in use only blocks that are at least this old at the end of their process or of the recording.
+    #[must_use]
+    pub fn with_age_min_ns(self, age_min_ns: u64) -> HeapModel {
+        HeapModel { age_min_ns, ..self }
+    }
+
     /// A model of allocations sampled at this rate.
     #[must_use]
     pub fn new(rate: SamplingRate) -> HeapModel {
@@ -135,6 +143,7 @@ impl HeapModel {
             peak_at_ns: 0,
             history: History::default(),
             ended: Vec::new(),
+            age_min_ns: 0,
             counters: Counters::default(),
         }
     }
@@ -215,10 +224,13 @@ impl HeapModel {
         let mut nodes = Vec::new();
         for live in self.live.remove(&process).unwrap_or_default().into_values() {
             let weight = self.weight(&live);
+            let is_old = live.at_ns.saturating_add(self.age_min_ns) <= at_ns;
             if let Some(node) = live.node {
                 let sums = self.sums(node);
                 sums.live.subtract(weight);
-                sums.ended.add(weight);
+                if is_old {
+                    sums.ended.add(weight);
+                }
                 self.live_bytes = self.live_bytes.saturating_sub(weight.bytes);
                 nodes.push(node);
             }
@@ -229,12 +241,13 @@ impl HeapModel {
             .extend(nodes.into_iter().map(|node| (at_ns, node, self.nodes[node.0 as usize].live.bytes)));
     }
 
-    /// Removes allocations since this time from what is in use: only older blocks are left.
-    pub fn forget_since(&mut self, at_ns: u64) {
+    /// At the end of the recording: removes what is too young from what is in use.
+    pub fn forget_young(&mut self, end_ns: u64) {
+        let age_min_ns = self.age_min_ns;
         let young: Vec<Live> = self
             .live
             .values_mut()
-            .flat_map(|live| live.extract_if(|_, live| live.at_ns >= at_ns))
+            .flat_map(|live| live.extract_if(|_, live| live.at_ns.saturating_add(age_min_ns) > end_ns))
             .map(|(_, live)| live)
             .collect();
         for live in young {

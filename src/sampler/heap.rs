@@ -13,10 +13,11 @@ use crate::trie::NodeId;
 pub(super) struct SampledHeap(Option<HeapRecording>);
 
 impl SampledHeap {
-    /// `every_bytes`: allocations are sampled once per this many bytes, if at all.
-    pub(super) fn new(every_bytes: Option<u64>) -> SampledHeap {
+    /// `every_bytes`: allocations are sampled once per this many bytes, if at all. Blocks count as in use at the end if
+    /// they are at least `age_min_ns` old.
+    pub(super) fn new(every_bytes: Option<u64>, age_min_ns: u64) -> SampledHeap {
         SampledHeap(every_bytes.map(|every_bytes| HeapRecording {
-            model: HeapModel::new(SamplingRate::new(every_bytes)),
+            model: HeapModel::new(SamplingRate::new(every_bytes)).with_age_min_ns(age_min_ns),
             losses: AllocationLosses::default(),
         }))
     }

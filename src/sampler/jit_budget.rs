@@ -112,6 +112,7 @@ mod tests {
             idle: false,
             off_cpu: false,
             timeline_bytes: 0,
+            block_age_min_ns: 0,
             linger_ns: 0,
             threads: true,
             max_depth: 64,

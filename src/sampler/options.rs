@@ -28,4 +28,6 @@ pub struct Options {
     pub seed: u64,
     /// Maximum share of time that the target may be stopped: 0.02 is 2 %, 1 or more no limit.
     pub max_stop: f64,
+    /// Allocated blocks count as in use at the end if they are at least this old, nanoseconds.
+    pub block_age_min_ns: u64,
 }

@@ -79,7 +79,7 @@ pub fn record(
         spare: Vec::new(),
     };
     // Waits are events with their own times.
-    driver.recorder.expect_events(source.allocation_rate());
+    driver.recorder.expect_events(source.allocation_rate(), options.block_age_min_ns);
     driver.recorder.begin_times(start_ns);
     let (first_ns, mut start_ns) = (start_ns, start_ns);
     let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));

@@ -85,10 +85,10 @@ impl<'a> Recorder<'a> {
     }
 
     /// Expects waits as events with their own times, and allocations sampled once per `every_bytes`, if the source
-    /// reports any.
-    pub(super) fn expect_events(&mut self, every_bytes: Option<u64>) {
+    /// reports any; of these, blocks of `age_min_ns` and older are in use at the end.
+    pub(super) fn expect_events(&mut self, every_bytes: Option<u64>, age_min_ns: u64) {
         self.by_wall = false;
-        self.heap = SampledHeap::new(every_bytes);
+        self.heap = SampledHeap::new(every_bytes, age_min_ns);
     }
 
     /// The stack walker.

@@ -192,6 +192,7 @@ fn costs(batch_samples: usize) -> Vec<Cost> {
         max_depth: 1024,
         unwind: UnwindMethod::Auto,
         seed: 1,
+        block_age_min_ns: 0,
         max_stop: 1.0,
     };
     let profile = pushed::record(&mut source, &clock, &options, &Live::default()).unwrap();

@@ -52,6 +52,7 @@ pub fn options(hz: u32, seed: u64) -> Options {
     Options {
         timeline_bytes: DEFAULT_MEMORY_BYTES,
         linger_ns: 0,
+        block_age_min_ns: 0,
         max_stop: 1.0,
         hz,
         duration_ns: None,

@@ -274,6 +274,23 @@ fn unfreed_blocks_of_a_process_are_in_use_at_its_end() {
 }
 
 #[test]
+fn young_blocks_are_in_use_at_no_end() {
+    let mut model = HeapModel::new(SamplingRate::new(1)).with_age_min_ns(10);
+    let node = Some(NodeId(1));
+    for process in [1, 2] {
+        model.allocate(process, 0x10, 100, 0, node);
+        model.allocate(process, 0x20, 30, 5, node);
+    }
+    // The process that ends, and the one that is recorded until the end.
+    model.end_process(1, 10);
+    assert_eq!(model.values(Moment::End).total(ValueKind::InuseSpace), 230);
+    model.forget_young(14);
+    let values = model.values(Moment::End);
+    assert_eq!(values.total(ValueKind::InuseSpace), 200);
+    assert_eq!((values.total(ValueKind::InuseObjects), values.peak_bytes), (2, 260));
+}
+
+#[test]
 fn inconsistent_events_are_counted() {
     let mut model = HeapModel::new(SamplingRate::new(1));
     model.allocate(1, 0x10, 8, 0, Some(NodeId(1)));

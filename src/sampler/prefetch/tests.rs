@@ -90,6 +90,7 @@ fn options() -> Options {
         threads: true,
         max_depth: 1024,
         timeline_bytes: 0,
+        block_age_min_ns: 0,
         unwind: crate::walk::UnwindMethod::Auto,
         seed: 1,
         max_stop: 1.0,

@@ -84,6 +84,7 @@ fn capture(mapped: &Mapped) -> (ThreadId, Capture) {
 fn options() -> Options {
     Options {
         timeline_bytes: 0,
+        block_age_min_ns: 0,
         hz: 997,
         duration_ns: None,
         idle: false,

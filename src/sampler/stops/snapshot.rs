@@ -97,6 +97,7 @@ pub fn snapshot(
         unwind,
         seed: 0,
         linger_ns: 0,
+        block_age_min_ns: 0,
         max_stop: 1.0,
     };
     let live = Live::default();

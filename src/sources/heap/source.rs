@@ -65,7 +65,7 @@ struct ProcessEntry<P> {
     sequence: Option<u32>,
     /// Its end has been reported.
     has_ended: bool,
-    /// When its images were last due.
+    /// When the images of its program were last due.
     images_ns: u64,
     /// Threads of its program.
     threads: BTreeSet<u32>,
@@ -167,8 +167,7 @@ impl<P: HeapProcess> HeapSource<P> {
         if self.exit_status.is_none() && now_ns >= self.scan_due_ns {
             let shim = self.directory.shim();
             self.main_mut().scan_without_shim(&shim);
-            let end_ns = self.clock.now_ns();
-            self.scan_due_ns = end_ns + (end_ns - now_ns) * SCAN_SHARE;
+            self.scan_due_ns = now_ns + (self.clock.now_ns() - now_ns) * SCAN_SHARE;
         }
         for (pid, sequence, path) in self.directory.rings() {
             // Numbers that are no pids.
@@ -413,6 +412,7 @@ impl<P: HeapProcess> ProcessEntry<P> {
             images: directory.maps(pid, sequence),
         };
         self.process.set_ring(&header.name, files);
+        self.images_ns = 0;
         self.ring = Some(ring);
         let is_first = before.is_none() || self.has_ended;
         self.has_ended = false;

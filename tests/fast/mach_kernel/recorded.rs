@@ -19,6 +19,7 @@ pub fn options(for_ms: u64) -> Options {
     Options {
         timeline_bytes: 0,
         linger_ns: 0,
+        block_age_min_ns: 0,
         max_stop: 0.02,
         hz: HZ,
         duration_ns: Some(for_ms * MS),

@@ -330,6 +330,7 @@ fn options() -> Options {
         max_depth: 64,
         unwind: UnwindMethod::Auto,
         seed: 1,
+        block_age_min_ns: 0,
         max_stop: 0.5,
     }
 }

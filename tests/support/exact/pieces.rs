@@ -74,6 +74,7 @@ pub(super) fn options() -> Vec<Options> {
         max_depth: 4096,
         unwind,
         seed: 1,
+        block_age_min_ns: 0,
         max_stop: 1.0,
     };
     WAYS.iter().map(|(_, how)| of(*how)).collect()
