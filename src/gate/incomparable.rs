@@ -126,7 +126,7 @@ impl fmt::Display for Incomparable {
             ),
             Incomparable::HeapKinds { one, other } => write!(
                 f,
-                "{one} and {other} are of different kinds; record both with stackprof heap and the same --every, or both without, and give one --type"
+                "{one} and {other} are of different kinds; record both with stackprof heap and the same --every and --peak, or both without, and give one --type"
             ),
             Incomparable::OnlyWaiting(run) => {
                 write!(f, "{run} holds only waiting threads; record without --idle")

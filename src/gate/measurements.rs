@@ -152,7 +152,10 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> 
     let Some((first, others)) = runs.split_first() else { return Ok(()) };
     for other in others {
         let (a, b) = (|| first.source.clone(), || other.source.clone());
-        let kind = |run: &Run| (run.about.value_type.clone(), run.about.sampled_every);
+        let kind = |Run { about, .. }: &Run| {
+            let is_inuse = about.value_type.as_ref().is_some_and(|kind| kind.starts_with("inuse"));
+            (about.value_type.clone(), about.sampled_every, about.is_peak && is_inuse)
+        };
         if kind(first) != kind(other) {
             return Err(Incomparable::HeapKinds { one: a(), other: b() });
         }
@@ -334,6 +337,10 @@ mod tests {
             ),
             (
                 [of(1024, "inuse_space"), of(2048, "inuse_space")],
+                "0.pb.gz and 1.pb.gz are of different kinds",
+            ),
+            (
+                [of(1024, "inuse_space"), About { is_peak: true, ..of(1024, "inuse_space") }],
                 "0.pb.gz and 1.pb.gz are of different kinds",
             ),
             (

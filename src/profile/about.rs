@@ -70,6 +70,8 @@ pub struct About {
     pub value_type: Option<String>,
     /// For a heap profile, bytes per sample on average.
     pub sampled_every: Option<u64>,
+    /// Whether what is in use is that of the peak, not of the end.
+    pub is_peak: bool,
     /// Counts missing from the profile, by reason.
     pub lost: BTreeMap<String, u64>,
     /// Counts of stacks that were not walked to their thread's root, by reason.
@@ -97,6 +99,7 @@ impl Default for About {
             unit: SAMPLES.to_owned(),
             value_type: None,
             sampled_every: None,
+            is_peak: false,
             lost: BTreeMap::new(),
             incomplete: BTreeMap::new(),
             ticks: None,
@@ -185,6 +188,7 @@ impl About {
         keep_equal(&mut self.version, &other.version);
         keep_equal(&mut self.value_type, &other.value_type);
         keep_equal(&mut self.sampled_every, &other.sampled_every);
+        self.is_peak |= other.is_peak;
         self.is_time_range |= other.is_time_range;
         self.time_unix_ns = both(self.time_unix_ns, other.time_unix_ns, u64::min);
         self.duration_ns = both(self.duration_ns, other.duration_ns, u64::saturating_add);

@@ -9,7 +9,7 @@ use super::full::Full;
 use super::inuse_history::InuseHistory;
 use super::saved::SavedProfile;
 use super::values::{StackValues, ValueType};
-use crate::heap::{HeapValues, NodeValues, ValueKind};
+use crate::heap::{HeapValues, Moment, NodeValues, ValueKind};
 use crate::recording::Recording;
 use crate::symbol::Names;
 
@@ -29,6 +29,7 @@ impl SavedProfile {
         about.hz = None;
         about.ticks = None;
         about.sampled_every = Some(heap.rate.every_bytes());
+        about.is_peak = heap.moment == Moment::Peak;
         about.value_type = Some(kind.name().to_owned());
         let types =
             ValueKind::ALL.map(|kind| ValueType { kind: kind.name().into(), unit: kind.unit().into() });

@@ -34,6 +34,7 @@ pub(in crate::profile::formats) fn to_comments(about: &About) -> Vec<String> {
     tell("unit", Some(about.unit.clone()).filter(|unit| unit != SAMPLES));
     tell("type", about.value_type.clone());
     tell("every", about.sampled_every.map(|bytes| bytes.to_string()));
+    tell("peak", about.is_peak.then(|| true.to_string()));
     for (reason, count) in &about.lost {
         tell(&format!("{LOST}{reason}"), Some(count.to_string()));
     }
@@ -59,6 +60,9 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
         *into = Some(value);
         true
     }
+    fn set(into: &mut bool, value: &str) -> bool {
+        value.parse().map(|value| *into = value).is_ok()
+    }
     match key {
         "version" => put(&mut about.version, value),
         // A rate of 0 is none.
@@ -68,13 +72,8 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
         "command" => put(&mut about.command, value),
         "launched" => put(&mut about.launched, value),
         "idle" => put(&mut about.idle, value),
-        "cut" => match value.parse() {
-            Ok(cut) => {
-                about.is_time_range = cut;
-                true
-            }
-            Err(_) => false,
-        },
+        "cut" => set(&mut about.is_time_range, value),
+        "peak" => set(&mut about.is_peak, value),
         "ticks" => put(&mut about.ticks, value),
         "type" => put(&mut about.value_type, value),
         "every" => put(&mut about.sampled_every, value),
@@ -114,6 +113,7 @@ mod tests {
             ticks: Some(12),
             value_type: Some("inuse_space".into()),
             sampled_every: Some(524_288),
+            is_peak: true,
             lost: BTreeMap::from([("thread ended".into(), 3)]),
             incomplete: BTreeMap::from([("broken frame chain".into(), 4)]),
             comments: vec!["of another: program".into()],
