@@ -458,9 +458,9 @@ mod tests {
         let environment = directory.environment_with(Some(OsStr::new("/lib/a.so")));
         assert_eq!(environment[0].1, OsString::from(format!("{}/{SHIM_NAME}:/lib/a.so", path.display())));
         // That of an outer recording.
-        let preloaded = OsStr::new("/dev/shm/stackprof-heap-0123/heap.so:/lib/a.so /lib/heap.so");
-        let environment = directory.environment_with(Some(preloaded));
-        let expected = format!("{}/{SHIM_NAME}:/lib/a.so:/lib/heap.so", path.display());
+        let preloaded = format!("/dev/shm/stackprof-heap-0123/{SHIM_NAME}:/lib/a.so:/lib/{SHIM_NAME}");
+        let environment = directory.environment_with(Some(OsStr::new(&preloaded)));
+        let expected = format!("{}/{SHIM_NAME}:/lib/a.so:/lib/{SHIM_NAME}", path.display());
         assert_eq!(environment[0].1, OsString::from(expected));
         assert_eq!((directory.programs(), directory.refused()), (0, vec![]));
         // Another recording that starts does not remove it.
