@@ -45,7 +45,7 @@ pub enum UnmapResult {
     Part {
         /// The block.
         block: u64,
-        /// UnmapResult bytes.
+        /// Unmapped bytes.
         bytes: u64,
     },
 }

@@ -139,7 +139,10 @@ pub fn call(index: usize, arguments: [usize; 6]) -> usize {
     // SAFETY: the type of a call with six words.
     type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
     look_up();
-    let found = |index| LIBC_FUNCTIONS.get(index).map_or(null_mut(), |other: &AtomicPtr<()>| other.load(Ordering::Acquire));
+    let found = |index: usize| match LIBC_FUNCTIONS.get(index) {
+        Some(function) => function.load(Ordering::Acquire),
+        None => null_mut(),
+    };
     let mut function = found(index);
     if function.is_null() && index == libc_function::MMAP64 {
         // musl has none.

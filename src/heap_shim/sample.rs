@@ -7,7 +7,7 @@ use super::process::{self, Process, RANDOM, Status};
 use super::real;
 use super::ring::Ring;
 use super::shared_memory::{
-    Allocation, OTHER_STACK_SIZE, Free, Function, Kind, REGISTERS, allocation_length, flag,
+    Allocation, Free, Function, Kind, OTHER_STACK_SIZE, REGISTERS, allocation_length, flag,
 };
 use super::system::{self, BlockedSignals, Thread};
 

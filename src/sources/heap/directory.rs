@@ -4,7 +4,8 @@
 //! A lock on the control file shows that its recording is running. A killed stackprof leaves an unlocked
 //! directory, which the next one removes. Other users may load the shim and nothing else: without it the dynamic
 //! loader would print errors in programs that a process starts as another user. For the same reason the shim alone
-//! stays while processes that outlive the recording map it or have it in their environment; the next recording removes it after they exit.
+//! stays while processes that outlive the recording map it or have it in their environment; the next recording removes
+//! it after they exit.
 #![allow(unsafe_code)]
 
 use std::cmp::Reverse;

@@ -11,6 +11,7 @@ use std::{fs, io};
 use libc::pid_t;
 
 use super::reasons::Loading;
+use crate::sources::linux::sys;
 
 /// Most processes per scan: each costs some 20 microseconds.
 const PROCESSES_MAX: usize = 256;
@@ -43,8 +44,11 @@ impl ProcessesWithoutShim {
         let program = match fs::read_link(format!("/proc/{pid}/exe")) {
             Ok(program) => program,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                // A process with the rights of another user cannot be looked at (ptrace(2), access mode checking).
-                if self.known.len() < KNOWN_MAX {
+                // Of a process with other rights, or of one that has made itself undumpable, which may have the shim
+                // (ptrace(2), access mode checking).
+                let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                let is_other = effective_uid_of(&status).is_some_and(|uid| uid != sys::effective_uid());
+                if is_other && self.known.len() < KNOWN_MAX {
                     self.note(pid, PathBuf::new(), Some(OTHER_RIGHTS));
                 }
                 return;
@@ -108,6 +112,12 @@ fn why_without(loading: Loading, environment: &[u8], shim: &Path) -> Option<&'st
     }
 }
 
+/// The effective user in a /proc/PID/status.
+fn effective_uid_of(status: &str) -> Option<u32> {
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// Whether a process maps a file.
 fn maps(pid: pid_t, file: &Path) -> bool {
     let text = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
@@ -151,6 +161,16 @@ mod tests {
         ] {
             assert_eq!(why_without(loading, environment, shim), expected);
         }
+    }
+
+    #[test]
+    fn the_effective_user_is_the_second_number() {
+        assert_eq!(effective_uid_of("Name:\tUid:\nUid:\t1000\t0\t7\t8\nGid:\t5\t5\t5\t5\n"), Some(0));
+        for status in ["", "Uid:", "Uid:\t1000", "Uid:\t1000\t-1\t"] {
+            assert_eq!(effective_uid_of(status), None, "{status}");
+        }
+        let own = fs::read_to_string("/proc/self/status").unwrap();
+        assert_eq!(effective_uid_of(&own), Some(sys::effective_uid()));
     }
 
     #[test]
