@@ -19,6 +19,8 @@ pub enum Signal {
 pub enum Phase {
     /// No recording yet, or none at all: it attaches, starts a command, or reads its inputs.
     Start,
+    /// A command was released: it may run already, or wait for the file system in its exec.
+    Launch,
     /// Recording.
     Recording,
     /// Symbolicating and writing what was recorded.
@@ -114,18 +116,18 @@ impl Interruption {
         }
         let passes_on = self.passes_on && !self.passed_on && signal != Signal::Interrupt;
         match self.phase {
-            Phase::Start | Phase::Recording if passes_on => {
+            Phase::Start | Phase::Launch | Phase::Recording if passes_on => {
                 self.passed_on = true;
                 self.ended_by = Some(signal);
                 // The command may never start.
-                self.limit = Some(signal).filter(|_| self.phase == Phase::Start);
+                self.limit = Some(signal).filter(|_| self.phase != Phase::Recording);
                 Answer::PassOn(signal)
             }
             Phase::Start | Phase::Server => {
                 self.ending = true;
                 Answer::End(signal)
             }
-            Phase::Recording => {
+            Phase::Launch | Phase::Recording => {
                 self.ending = true;
                 // The command got a signal before and did not end.
                 self.limit = Some(signal).filter(|_| self.passed_on);
@@ -255,8 +257,23 @@ mod tests {
     }
 
     #[test]
+    fn what_a_command_did_before_the_sampler_began_is_recorded() {
+        let mut interruption = at(Phase::Launch);
+        interruption.pass_on();
+        assert_eq!(interruption.receive(Interrupt), Answer::EndRecording);
+        interruption.enter(Phase::Recording);
+        interruption.enter(Phase::Output);
+        assert_eq!(interruption.limit(), None);
+    }
+
+    #[test]
     fn a_forwarded_signal_ends_the_process_if_the_command_never_starts() {
-        let mut interruption = Interruption::new();
+        for phase in [Phase::Start, Phase::Launch] {
+            never_starts(at(phase));
+        }
+    }
+
+    fn never_starts(mut interruption: Interruption) {
         interruption.pass_on();
         assert_eq!(interruption.receive(Terminate), Answer::PassOn(Terminate));
         assert_eq!(interruption.limit(), Some(Terminate));

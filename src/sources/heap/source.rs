@@ -96,7 +96,7 @@ pub(in crate::sources) struct HeapSource<P> {
     end_name: Option<String>,
     /// What continues unrecorded after the end of the recording.
     unrecorded: Option<String>,
-    /// When processes without the shim are looked for next.
+    /// When processes without the shim are looked for next, and once at the end.
     scan_due_ns: u64,
     /// Of exited processes.
     lost: RingLosses,
@@ -533,8 +533,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
         self.finished = true;
         self.unrecorded = self.why_unrecorded();
         if let Some(status) = self.exit_status {
-            let at_ns = self.clock.now_ns();
-            let (process, thread) = (self.main, ThreadId(0));
+            let (at_ns, process, thread) = (self.clock.now_ns(), self.main, ThreadId(0));
             into.push(TimedEvent { at_ns, process, thread, event: SourceEvent::Exited(status) });
         }
         Ok(None)
@@ -544,6 +543,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
 
     fn end(&mut self) {
         self.ended = true;
+        self.scan_due_ns = 0;
         self.directory.stop();
     }
 
