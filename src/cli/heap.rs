@@ -14,6 +14,7 @@ use crate::escape::escape_line;
 use crate::heap::{Counters, Estimate, HeapValues, Moment, ValueKind};
 use crate::profile::{Leak, RING_FULL, SavedProfile, UNKNOWN, lost_bytes};
 use crate::recording::Recording;
+use crate::sources::ExitStatus;
 use crate::sources::pushed::AllocationLosses;
 
 /// Separates a function from its caller.
@@ -299,7 +300,11 @@ pub(super) fn nothing_recorded(recording: &Recording, program: Option<&OsStr>, h
         None if heap.every_bytes == 1 => "it allocated nothing meanwhile".to_owned(),
         None => "it allocated nothing that was sampled; --every 1 takes each allocation".to_owned(),
     };
-    Error::new(ErrorKind::NoData, format!("no allocation was recorded of {process}: {why}"))
+    let ended = match recording.stats.exit_status {
+        Some(status @ (ExitStatus::Signal(_) | ExitStatus::Code(1..))) => super::text::ended(status) + "; ",
+        _ => String::new(),
+    };
+    Error::new(ErrorKind::NoData, format!("no allocation was recorded of {process}: {ended}{why}"))
 }
 
 #[cfg(test)]

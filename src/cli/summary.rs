@@ -3,7 +3,7 @@
 //! categories without content are left out.
 
 use super::stats::{CommandState, RunFigures, frames_by_method};
-use super::text::{causes, duration, percent, plural};
+use super::text::{causes, duration, percent, plural, signal};
 use crate::escape::escape_line;
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
@@ -247,10 +247,7 @@ fn exit(stats: &Stats, figures: &RunFigures) -> Option<String> {
         ExitStatus::Unknown => return None,
         ExitStatus::Code(0) if !killed => return None,
         ExitStatus::Code(code) => format!("the command ended with status {code}"),
-        ExitStatus::Signal(signal) => match signal_name(signal) {
-            Some(name) => format!("the command was ended by signal {signal} ({name})"),
-            None => format!("the command was ended by signal {signal}"),
-        },
+        ExitStatus::Signal(number) => format!("the command was ended by {}", signal(number)),
     };
     Some(if killed { how + ", by --kill-after" } else { how })
 }
@@ -262,25 +259,6 @@ fn wrote(figures: &RunFigures) -> Option<String> {
         .map(|output| if output == "-" { "standard output".into() } else { escape_line(output) })
         .collect();
     (!named.is_empty()).then(|| named.join(", "))
-}
-
-/// Names of the signals that end programs and have the same number on Linux and macOS.
-fn signal_name(signal: i32) -> Option<&'static str> {
-    Some(match signal {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        3 => "SIGQUIT",
-        4 => "SIGILL",
-        5 => "SIGTRAP",
-        6 => "SIGABRT",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        14 => "SIGALRM",
-        15 => "SIGTERM",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

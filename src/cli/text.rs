@@ -2,6 +2,7 @@
 //! them rounds "almost all" to 100% or "a few" to 0%.
 
 use crate::escape::escape_line;
+use crate::sources::ExitStatus;
 
 /// `work (pid 4242)`; the placeholder for several processes has no number.
 #[must_use]
@@ -92,6 +93,39 @@ pub fn shortened(name: &str, chars_max: usize) -> String {
     let begin = chars_max.saturating_sub(1 + end);
     let (begin, end) = (chars.iter().take(begin), chars.iter().skip(chars.len() - end));
     begin.chain(['…'].iter()).chain(end).collect()
+}
+
+/// How a process ended: `it was ended by signal 11 (SIGSEGV)`.
+pub(super) fn ended(status: ExitStatus) -> String {
+    match status {
+        ExitStatus::Code(code) => format!("it exited with code {code}"),
+        ExitStatus::Signal(number) => format!("it was ended by {}", signal(number)),
+        ExitStatus::Unknown => "it exited".to_owned(),
+    }
+}
+
+/// A signal by number and name: `signal 11 (SIGSEGV)`.
+pub(super) fn signal(number: i32) -> String {
+    signal_name(number).map_or(format!("signal {number}"), |name| format!("signal {number} ({name})"))
+}
+
+/// Names of the signals that end programs and have the same number on Linux and macOS.
+fn signal_name(signal: i32) -> Option<&'static str> {
+    Some(match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        14 => "SIGALRM",
+        15 => "SIGTERM",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ const MAP_FIXED: usize = 0x10;
 const MAP_ANONYMOUS: usize = 0x20;
 const MREMAP_FIXED: usize = 2;
 const FAILED: usize = usize::MAX;
+/// Longest wait for another call that unmaps a part of the same mapping.
+const WAIT_MAX_NS: u64 = 100_000_000;
 
 /// Number of sampled mappings.
 static SAMPLED: AtomicU64 = AtomicU64::new(0);
@@ -42,8 +44,19 @@ pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters
     // A word of this call's frame: no other call has its address.
     let token = core::ptr::from_ref(&change).addr() as u64;
     let (mut is_known, mut is_missed) = (false, false);
+    let mut until_ns = None;
+    // Unmapping much memory takes milliseconds.
+    let mut wait = || {
+        // The system call might be forbidden.
+        if process::is_confined() {
+            return false;
+        }
+        system::yield_now();
+        let now_ns = system::now_ns();
+        now_ns < *until_ns.get_or_insert(now_ns + WAIT_MAX_NS)
+    };
     for (begin, end) in change.unmapped {
-        let held = table.hold(begin, end, token);
+        let held = table.hold(begin, end, token, &mut wait);
         (is_known, is_missed) = (is_known | held.0, is_missed | held.1);
     }
     let result = call();

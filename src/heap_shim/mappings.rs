@@ -30,7 +30,7 @@ struct Part {
 
 const FREE: u64 = 0;
 const USED: u64 = 1;
-/// A call waits this often for a part that another one holds.
+/// A call looks this often at a part that another one holds before it waits.
 const SPINS_MAX: u32 = 2000;
 
 /// What became of a sampled block.
@@ -67,9 +67,9 @@ impl MappingTable {
         false
     }
 
-    /// Holds the parts in a range for the call with this token, which is above `USED`. Returns whether there are some,
-    /// and whether another call holds one.
-    pub fn hold(&self, begin: u64, end: u64, token: u64) -> (bool, bool) {
+    /// Holds the parts in a range for the call with this token, which is above `USED`. `wait` is called while another
+    /// call holds one, and returns whether to go on. Returns whether there are some, and whether another call holds one.
+    pub fn hold(&self, begin: u64, end: u64, token: u64, mut wait: impl FnMut() -> bool) -> (bool, bool) {
         let (mut is_any, mut is_missed) = (false, false);
         for part in self.used() {
             let mut spins = 0;
@@ -81,11 +81,12 @@ impl MappingTable {
                     }
                     Ok(_) => part.state.store(USED, Ordering::Release),
                     Err(state) if state == FREE || state == token => break,
-                    Err(_) if spins == SPINS_MAX => {
+                    Err(_) if spins < SPINS_MAX => spins += 1,
+                    Err(_) if wait() => {}
+                    Err(_) => {
                         is_missed = true;
                         break;
                     }
-                    Err(_) => spins += 1,
                 }
                 core::hint::spin_loop();
             }
@@ -210,7 +211,7 @@ mod tests {
                         }
                     }
                     let token = block + 1;
-                    assert_eq!(table.hold(begin, end, token), (!expected.is_empty(), false));
+                    assert_eq!(table.hold(begin, end, token, || false), (!expected.is_empty(), false));
                     let mut found: BTreeMap<u64, (u64, bool)> = BTreeMap::new();
                     table.cut(begin, end, token, |unmapped| match unmapped {
                         UnmapResult::All { block } => found.entry(block).or_default().1 = true,
@@ -239,12 +240,19 @@ mod tests {
         let table = std::thread::Builder::new().stack_size(16 << 20).spawn(table).expect("a thread").join();
         let table = table.expect("a table");
         assert!(table.add(9, 10, 20));
-        assert_eq!(table.hold(15, 16, 2), (true, false));
-        assert_eq!(table.hold(15, 16, 3), (false, true));
-        assert_eq!(table.hold(20, 30, 3), (false, false));
-        table.release(2);
-        assert_eq!(table.hold(0, 30, 3), (true, false));
+        assert_eq!(table.hold(15, 16, 2, || false), (true, false));
+        assert_eq!(table.hold(15, 16, 3, || false), (false, true));
+        assert_eq!(table.hold(20, 30, 3, || false), (false, false));
+        // The other call ends meanwhile.
+        let mut waits = 0;
+        let wait = || {
+            waits += 1;
+            table.cut(10, 15, 2, |_| {});
+            true
+        };
+        assert_eq!(table.hold(0, 30, 3, wait), (true, false));
+        assert_eq!(waits, 1);
         table.cut(0, 30, 3, |unmapped| assert_eq!(unmapped, UnmapResult::All { block: 9 }));
-        assert_eq!(table.hold(0, 30, 3), (false, false));
+        assert_eq!(table.hold(0, 30, 3, || false), (false, false));
     }
 }

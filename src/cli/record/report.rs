@@ -10,7 +10,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
 use crate::heap::HeapValues;
 use crate::recording::{Recording, Stats};
-use crate::sources::ExitStatus;
 use crate::symbol::Names;
 use crate::walk::UnwindMethod;
 
@@ -169,11 +168,6 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &Nothing<'_>) -> E
         pid if is_of_this_system && recording.stats.exit_status.is_none() => system::why_it_stands_again(pid),
         _ => None,
     };
-    let ended = |status| match status {
-        ExitStatus::Code(code) => format!("it exited with code {code}"),
-        ExitStatus::Signal(signal) => format!("it was ended by signal {signal}"),
-        ExitStatus::Unknown => "it exited".to_owned(),
-    };
     let after = match command {
         CommandState::Runs => "; the command still runs, --kill-after ends it with the recording",
         CommandState::Survived => "; the command still runs, although it was sent SIGKILL",
@@ -182,7 +176,7 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &Nothing<'_>) -> E
     let error =
         |why: &str| Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}{after}"));
     if let Some(program) = program.filter(|program| system::gains_rights(program)) {
-        let how = recording.stats.exit_status.map_or(String::new(), |status| ended(status) + "; ");
+        let how = recording.stats.exit_status.map_or(String::new(), |status| text::ended(status) + "; ");
         let program = program.display();
         return error(&format!(
             "{how}`{program}` gains rights when it starts (setuid, setgid or file capabilities), and only root \
@@ -202,7 +196,7 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &Nothing<'_>) -> E
             )
         }
         Some(status) => {
-            let how = ended(status);
+            let how = text::ended(status);
             format!(
                 "{how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
             )

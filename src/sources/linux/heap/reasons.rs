@@ -35,7 +35,7 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
         return match found.as_deref().map(Loading::of) {
             Some(Loading::Static) => format!(
                 "`{shown}` is linked statically, and the heap shim is loaded by the dynamic linker; link it \
-                 dynamically, or record its CPU time: stackprof -- {shown} ..."
+                 dynamically, or record it while it runs: sudo stackprof heap --pid N"
             ),
             Some(Loading::OtherRights) => format!(
                 "`{shown}` gains rights when it starts (setuid, setgid or file capabilities), and the dynamic linker \
@@ -71,7 +71,8 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     if let Some(allocator) = found.as_deref().and_then(own_allocator) {
         return format!(
             "`{shown}` has an allocator of its own ({allocator}), whose calls do not reach the heap shim; record it \
-             with the allocator's own profiler, or a build without it"
+             with the allocator's own profiler, a build without it, or while it runs, which works if it defines malloc: \
+             sudo stackprof heap --pid N"
         );
     }
     match every_bytes {
