@@ -7,6 +7,7 @@ pub mod completions;
 pub mod diff;
 mod dump;
 pub mod gate;
+mod graph_options;
 pub mod heap;
 mod heap_request;
 pub mod open;
@@ -31,11 +32,13 @@ use crate::error::{Error, Result};
 use completions::Completions;
 use dump::DumpCommand;
 pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, Listing};
+pub use graph_options::GraphOptions;
 pub use heap_request::Heap;
 pub use output::{Destination, Output};
 pub use process::ProcessArguments;
 pub use record::{
-    DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, RecordOptions,
+    DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, OutputOptions,
+    RecordOptions, SamplingOptions,
 };
 use source::several;
 pub use source::{FindProcess, Source, Stub};

@@ -14,7 +14,7 @@ use crate::diff::report::{folded, headline, json, markdown, measure_words, text}
 use crate::diff::stacks::Stacks;
 use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
-use crate::flamegraph::{self, Compared, Graph};
+use crate::flamegraph::{self, Compared};
 use crate::profile::SavedProfile;
 use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::html;
@@ -156,7 +156,7 @@ fn page(
         (comparison.new.source.as_str(), new, matching(new)),
     ];
     let title =
-        diff.title.clone().unwrap_or(format!("{} → {}", comparison.base.source, comparison.new.source));
+        diff.graph.title.clone().unwrap_or(format!("{} → {}", comparison.base.source, comparison.new.source));
     html::Page::compared(sides, &title, compare)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))
 }
@@ -178,14 +178,8 @@ fn picture(
         Measure::Seconds | Measure::Samples => Compared::Counts,
     };
     let default = format!("{} → {}", comparison.base.source, comparison.new.source);
-    let graph = Graph {
-        title: diff.title.clone().unwrap_or(default),
-        subtitle: format!("{}, by {}", headline(comparison), measure_words(comparison)),
-        unit: comparison.unit.clone(),
-        min_width_percent: diff.min_width_percent,
-        colors: diff.colors,
-        dark: diff.dark,
-        inverted: diff.inverted,
-    };
+    let subtitle = format!("{}, by {}", headline(comparison), measure_words(comparison));
+    let title = diff.graph.title.clone().unwrap_or(default);
+    let graph = diff.graph.graph(title, subtitle, comparison.unit.clone());
     write_to(files, to, &mut |out| flamegraph::write_diff(&graph, compared, &nodes, out))
 }

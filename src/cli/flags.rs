@@ -296,7 +296,7 @@ pub(super) struct RecordingFlags {
     /// pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     pub(super) format: Option<OsString>,
-    /// Then look at the profile in a viewer, as `stackprof open` does
+    /// Open the profile in a viewer afterwards, as `stackprof open` does
     #[arg(long, help_heading = OUTPUT)]
     pub(super) open: bool,
     #[command(flatten)]

@@ -63,7 +63,7 @@ pub(super) fn figures(recording: &Recording, values: &HeapValues) -> HeapFigures
         samples_lost_bytes: lost_bytes(recording, values).map_or(0, |(_, bytes)| bytes),
         samples_early: losses.early,
         samples_untracked: untracked,
-        records_malformed: losses.malformed,
+        records_malformed: losses.malformed_rings,
     }
 }
 
@@ -169,10 +169,7 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
         parts.push(format!("{} of about {}: {RING_FULL}", plural(lost, "sample"), bytes(about)));
     }
     if losses.frees > 0 {
-        parts.push(format!(
-            "{} that did not fit: what they freed counts as in use",
-            plural(losses.frees, "free")
-        ));
+        parts.push(format!("{} lost: their blocks count as in use", plural(losses.frees, "free")));
     }
     if losses.no_space > 0 {
         parts.push(format!(
@@ -191,11 +188,9 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
     if !counted.is_empty() {
         parts.push(format!("frees: {counted}"));
     }
-    if losses.malformed > 0 {
-        parts.push(format!(
-            "{} could not be read on: the program overwrote it",
-            plural(losses.malformed, "ring")
-        ));
+    if losses.malformed_rings > 0 {
+        parts
+            .push(format!("{} unreadable: the program overwrote it", plural(losses.malformed_rings, "ring")));
     }
     if losses.records > 0 {
         parts.push(format!(
@@ -203,14 +198,14 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
             plural(losses.records, "record")
         ));
     }
-    parts.extend(losses.ended_early.iter().map(|why| format!("all from here on: {why}")));
+    parts.extend(losses.ended_early.iter().map(|why| format!("nothing recorded after this: {why}")));
     let refused = causes(losses.refused.iter().copied());
     if !refused.is_empty() {
         parts.push(format!("processes that could not report: {refused}"));
     }
-    let unrecorded = causes(losses.unrecorded.iter().copied());
+    let unrecorded = causes(losses.without_shim.iter().copied());
     if !unrecorded.is_empty() {
-        let count = losses.unrecorded.iter().fold(0, |sum: u64, (_, count)| sum.saturating_add(*count));
+        let count = losses.without_shim.iter().fold(0, |sum: u64, (_, count)| sum.saturating_add(*count));
         let processes = if count == 1 { "1 process" } else { &format!("{count} processes") };
         parts.push(format!("at least {processes} without the heap shim: {unrecorded}"));
     }

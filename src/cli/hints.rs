@@ -66,15 +66,15 @@ fn is_worth(count: u64, of: u64) -> bool {
     count * 100 > of * WORTH_PERCENT
 }
 
-/// The hints, at most a few lines; `how` is the unwind method.
-pub(super) fn of(recording: &Recording, names: &Names, how: UnwindMethod) -> Vec<String> {
+/// The hints, at most a few lines; `method` is the unwind method.
+pub(super) fn of(recording: &Recording, names: &Names, method: UnwindMethod) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &recording.stats;
     let seen = StackCounts::of(recording, names);
-    hints.extend(early(recording, names, how, &seen));
-    hints.extend(deep(recording));
-    hints.extend(nameless(&seen, stats.samples));
-    hints.extend(stripped(recording, &seen));
+    hints.extend(incomplete_stacks_hint(recording, names, method, &seen));
+    hints.extend(truncated_hint(recording));
+    hints.extend(unnamed_hint(&seen, stats.samples));
+    hints.extend(stripped_hint(recording, &seen));
     hints.extend(unseen_python(&seen, python_minor(recording), stats.samples));
     // Samples pushed by the kernel are late at any rate if a hypervisor takes the CPU away.
     if stats.samples_pushed == 0 && stats.ticks_late * 20 > stats.ticks {
@@ -124,7 +124,7 @@ pub(super) fn of(recording: &Recording, names: &Names, how: UnwindMethod) -> Vec
 /// The hint about kernel functions with hidden names. If any kernel name is visible, none is hidden: code loaded
 /// later has no name for any user.
 fn hidden_names(seen: &StackCounts, samples: u64) -> Option<String> {
-    (!seen.kernel_named && is_worth(seen.kernel_nameless, samples)).then(|| {
+    (!seen.kernel_named && is_worth(seen.kernel_unnamed, samples)).then(|| {
         "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
             .to_owned()
     })
@@ -145,13 +145,13 @@ struct StackCounts {
     /// Incomplete stacks by cause.
     incomplete: BTreeMap<Cause, u64>,
     /// Stacks that end in JIT code without a name, by JIT.
-    nameless: BTreeMap<Arc<str>, u64>,
+    jit_unnamed: BTreeMap<Arc<str>, u64>,
     /// Stacks that end in functions without names, by image.
-    unnamed: BTreeMap<u32, u64>,
+    files_unnamed: BTreeMap<u32, u64>,
     /// Outermost frames of incomplete stacks.
     outermost: BTreeSet<FrameId>,
     /// Stacks with unnamed kernel frames.
-    kernel_nameless: u64,
+    kernel_unnamed: u64,
     /// Whether any kernel frame has a name.
     kernel_named: bool,
     /// Stacks through the Python interpreter without a frame of a Python function.
@@ -195,16 +195,16 @@ impl StackCounts {
             if let Some(maker) = maker(*leaf)
                 && names.get(*leaf).iter().all(|name| name == maker)
             {
-                *seen.nameless.entry(Arc::clone(maker)).or_default() += count;
+                *seen.jit_unnamed.entry(Arc::clone(maker)).or_default() += count;
             }
             if names.get(*leaf).iter().all(|name| name.starts_with('['))
                 && let Some(image) = file_image(recording, *leaf)
             {
-                *seen.unnamed.entry(image).or_default() += count;
+                *seen.files_unnamed.entry(image).or_default() += count;
             }
             let has = |those: &[bool]| code.iter().any(|frame| those.get(frame.0 as usize) == Some(&true));
             if code.iter().any(|frame| kernel.get(frame.0 as usize) == Some(&Some(false))) {
-                seen.kernel_nameless += count;
+                seen.kernel_unnamed += count;
             }
             if has(&evaluate) && !has(&of_python) {
                 seen.python += count;
@@ -243,7 +243,12 @@ fn ends_in(recording: &Recording, frame: FrameId) -> Option<Cause> {
 }
 
 /// The hint about stacks that end early, if many do.
-fn early(recording: &Recording, names: &Names, how: UnwindMethod, seen: &StackCounts) -> Option<String> {
+fn incomplete_stacks_hint(
+    recording: &Recording,
+    names: &Names,
+    method: UnwindMethod,
+    seen: &StackCounts,
+) -> Option<String> {
     let stats = &recording.stats;
     // Other stacks are incomplete because of what the program does, not how it was built.
     let early: u64 = [
@@ -279,7 +284,7 @@ fn early(recording: &Recording, names: &Names, how: UnwindMethod, seen: &StackCo
             let described = *described;
             (
                 format!("end in {}", image.shown_name()),
-                in_image(recording, names, how, seen, image, described),
+                in_image(recording, names, method, seen, image, described),
             )
         }
     };
@@ -287,7 +292,7 @@ fn early(recording: &Recording, names: &Names, how: UnwindMethod, seen: &StackCo
 }
 
 /// The hint about stacks deeper than the copied bytes, if there are many.
-fn deep(recording: &Recording) -> Option<String> {
+fn truncated_hint(recording: &Recording) -> Option<String> {
     let stats = &recording.stats;
     let ran_out = stats.stacks_incomplete.get(StackEnd::DeeperThanCopied.reason()).copied().unwrap_or(0);
     if !is_worth(ran_out, stats.samples) {
@@ -309,7 +314,7 @@ fn deep(recording: &Recording) -> Option<String> {
 fn in_image(
     recording: &Recording,
     names: &Names,
-    how: UnwindMethod,
+    method: UnwindMethod,
     seen: &StackCounts,
     image: &Image,
     described: bool,
@@ -328,7 +333,7 @@ fn in_image(
     } else if has_musl && !described {
         "musl is built without unwind information; link one that was configured with --enable-debug"
             .to_owned()
-    } else if how == UnwindMethod::FramePointer {
+    } else if method == UnwindMethod::FramePointer {
         "it or what it calls is built without frame pointers; leave --unwind fp out, or rebuild with \
          -fno-omit-frame-pointer (Rust: -C force-frame-pointers=yes)"
             .to_owned()
@@ -349,8 +354,8 @@ fn is_go(image: &Image) -> bool {
 }
 
 /// The hint about unnamed code, if there is much.
-fn nameless(seen: &StackCounts, samples: u64) -> Option<String> {
-    let (maker, count) = seen.nameless.iter().max_by_key(|(_, count)| **count)?;
+fn unnamed_hint(seen: &StackCounts, samples: u64) -> Option<String> {
+    let (maker, count) = seen.jit_unnamed.iter().max_by_key(|(_, count)| **count)?;
     let advice = advice(maker).find_map(|advice| advice.names)?;
     is_worth(*count, samples).then(|| {
         format!("{} of the samples are in {maker} without names: {advice}", percent(*count, samples))
@@ -358,8 +363,8 @@ fn nameless(seen: &StackCounts, samples: u64) -> Option<String> {
 }
 
 /// The hint about a file without symbols, if much of the time is spent in it.
-fn stripped(recording: &Recording, seen: &StackCounts) -> Option<String> {
-    let (image, count) = seen.unnamed.iter().max_by_key(|(_, count)| **count)?;
+fn stripped_hint(recording: &Recording, seen: &StackCounts) -> Option<String> {
+    let (image, count) = seen.files_unnamed.iter().max_by_key(|(_, count)| **count)?;
     let image = recording.images.images().get(*image as usize)?;
     // A few samples do not justify installing symbols; unreadable files have their own hint.
     let few = recording.stats.samples < SAMPLES_MIN;
@@ -451,8 +456,8 @@ mod tests {
 
     #[test]
     fn kernel_names_are_hidden_if_none_is_visible() {
-        let seen = |kernel_nameless, kernel_named| StackCounts {
-            kernel_nameless,
+        let seen = |kernel_unnamed, kernel_named| StackCounts {
+            kernel_unnamed,
             kernel_named,
             ..StackCounts::default()
         };
@@ -464,12 +469,12 @@ mod tests {
     #[test]
     fn missing_names_are_reported_only_if_frequent() {
         let seen = |count| StackCounts {
-            nameless: BTreeMap::from([(Arc::from("[php jit]"), count)]),
+            jit_unnamed: BTreeMap::from([(Arc::from("[php jit]"), count)]),
             ..StackCounts::default()
         };
-        assert_eq!(nameless(&seen(10), 100), None);
+        assert_eq!(unnamed_hint(&seen(10), 100), None);
         assert_eq!(
-            nameless(&seen(60), 100).as_deref(),
+            unnamed_hint(&seen(60), 100).as_deref(),
             Some(
                 "60.0% of the samples are in [php jit] without names: start php with -d opcache.jit_debug=16"
             )

@@ -11,7 +11,9 @@ mod sampling;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::args::{self, Destination, Heap, Output, RecordOptions, Source, SymbolOptions, Verbosity};
+use super::args::{
+    self, Destination, Heap, Output, RecordOptions, SamplingOptions, Source, SymbolOptions, Verbosity,
+};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::format::Format;
@@ -20,7 +22,7 @@ use super::stats::{CommandState, Memory, RunFigures};
 use super::{functions, messages, open, summary, symbolication, system, text};
 use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
-use crate::flamegraph::{Caption, Graph};
+use crate::flamegraph::Caption;
 use crate::heap::HeapValues;
 use crate::profile::{Circumstances, FunctionTable, SavedProfile};
 use crate::recording::Recording;
@@ -47,8 +49,8 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let files = OutputFiles::new();
     let destinations = Destinations {
         files: &files,
-        requested: &request.outputs,
-        default_format: request.default_format,
+        requested: &request.output.outputs,
+        default_format: request.output.default_format,
         demo: request.source == Source::Demo,
     };
     // A command must not run only to find that its profile cannot be written.
@@ -59,7 +61,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let begun = Instant::now();
     let outputs = destinations.outputs(&recording.process.name, recording.process.pid);
     system::restrict_to_symbolizing(&files);
-    let names = name(request, &recording, &*target_files, &outputs);
+    let names = symbolicate(request, &recording, &*target_files, &outputs);
     let named = Instant::now();
 
     system::restrict(Role::Writing);
@@ -67,7 +69,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
     let saved = profile(&recording, &names, circumstances, heap.as_ref())?;
     let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
-    let shown = shown(request, &recording, counted.as_deref(), &saved, target_files);
+    let presentation = presentation(request, &recording, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
         command,
         memory,
@@ -82,7 +84,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         outputs: &outputs,
         recording: &recording,
         saved: &saved,
-        shown: &shown,
+        presentation: &presentation,
     };
     let (figures, waiting_stats) = write(&result, named, figures)?;
 
@@ -91,16 +93,17 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     }
     match &heap {
         Some((options, values)) => {
-            let goes_on = recording.heap.as_ref().is_some_and(|heap| heap.losses.ended_early.is_some());
-            let has_ended = recording.stats.exit_status.is_some() && !goes_on;
+            let continues_unrecorded =
+                recording.heap.as_ref().is_some_and(|heap| heap.losses.ended_early.is_some());
+            let has_ended = recording.stats.exit_status.is_some() && !continues_unrecorded;
             let table = super::heap::leak_table(&saved, options, has_ended, messages::width());
             report::heap_summary(request.verbosity, &recording, &names, &figures, (options, values), table);
         }
-        None => report::summary(request.verbosity, &recording, &names, &figures, request.unwind),
+        None => report::summary(request.verbosity, &recording, &names, &figures, request.sampling.unwind),
     }
-    if let Some(viewer_options) = &request.open {
+    if let Some(viewer_options) = &request.output.open {
         signals::enter(Phase::Server);
-        let Presentation { page_title, source, code, .. } = shown;
+        let Presentation { page_title, source, code, .. } = presentation;
         open::show(saved, &page_title, source.as_deref(), code.as_ref(), viewer_options, request.verbosity)?;
     }
     report::cut_short(&recording).map_or(Ok(()), Err)
@@ -108,13 +111,13 @@ pub fn run(request: &RecordOptions) -> Result<()> {
 
 /// Refuses destinations that cannot be written.
 fn check(request: &RecordOptions, destinations: &Destinations<'_>) -> Result<()> {
-    let source_directories = match request.open {
+    let source_directories = match request.output.open {
         // The viewer may be the page.
         Some(_) => &[],
-        None => request.source_directories.as_deref().unwrap_or_default(),
+        None => request.output.source_directories.as_deref().unwrap_or_default(),
     };
-    let options = (request.reverse, request.pprof_timestamps);
-    destinations.check(options, source_directories, request.stats.as_ref())
+    let options = (request.output.reverse, request.output.pprof_timestamps);
+    destinations.check(options, source_directories, request.output.stats.as_ref())
 }
 
 /// A recording with samples, and what only its run knows.
@@ -134,8 +137,8 @@ fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'
     let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
     // Before this thread switches to that user.
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
-    let &RecordOptions { method, kernel, children, children_needed, .. } = request;
-    let allocations = request.heap.as_ref().map(|heap| (heap, request.seed.unwrap_or(0)));
+    let SamplingOptions { method, kernel, children, children_needed, .. } = request.sampling;
+    let allocations = request.heap.as_ref().map(|heap| (heap, request.sampling.seed.unwrap_or(0)));
     let mode = sampling::SamplingMode { method, kernel, children, children_needed, allocations };
     let ((recording, target_files), command) =
         sampling::run(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
@@ -174,7 +177,12 @@ fn nothing_recorded(request: &RecordOptions, recording: &Recording, command: Com
     match &request.heap {
         Some(heap) => super::heap::nothing_recorded(recording, program, heap),
         None => {
-            let nothing = report::Nothing { idle: request.idle, off_cpu: request.off_cpu, program, command };
+            let nothing = report::EmptyRecording {
+                idle: request.sampling.idle,
+                off_cpu: request.sampling.off_cpu,
+                program,
+                command,
+            };
             report::nothing_sampled(recording, &nothing)
         }
     }
@@ -191,14 +199,16 @@ fn heap_values(heap: &Heap, recording: &mut Recording) -> Option<HeapValues> {
 }
 
 /// Symbolicates the frames of a recording.
-fn name(
+fn symbolicate(
     request: &RecordOptions,
     recording: &Recording,
     files: &dyn Files,
     outputs: &[Output],
 ) -> symbol::Names {
-    let lines = request.symbol_options.lines || request.open.is_some() || outputs.iter().any(keeps_lines);
-    let options = symbolication::options(SymbolOptions { lines, ..request.symbol_options }, files);
+    let lines = request.output.symbol_options.lines
+        || request.output.open.is_some()
+        || outputs.iter().any(keeps_lines);
+    let options = symbolication::options(SymbolOptions { lines, ..request.output.symbol_options }, files);
     let options = symbol::Options { files_by_process: &recording.files, ..options };
     let frames = recording.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
@@ -213,7 +223,7 @@ struct OutputJob<'r, 'a> {
     outputs: &'a [Output],
     recording: &'a Recording,
     saved: &'a SavedProfile,
-    shown: &'a Presentation,
+    presentation: &'a Presentation,
 }
 
 /// Writes the outputs, and the statistics if they go to a file. Returns the figures, and statistics destinations that
@@ -223,18 +233,18 @@ fn write<'r>(
     named: Instant,
     figures: impl FnOnce() -> RunFigures,
 ) -> Result<(RunFigures, Vec<&'r Destination>)> {
-    let &OutputJob { request, files, outputs, recording, saved, shown } = job;
+    let &OutputJob { request, files, outputs, recording, saved, presentation } = job;
     let may_wait = |output: &Output| destinations::may_wait(&output.to);
     let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
-    outputs::write(files, saved, &immediate, shown)?;
+    outputs::write(files, saved, &immediate, presentation)?;
     let mut figures = figures();
     figures.write_s = named.elapsed().as_secs_f64();
     let (waiting_stats, stats_files): (Vec<_>, Vec<_>) =
-        request.stats.iter().partition(|to| destinations::may_wait(to));
+        request.output.stats.iter().partition(|to| destinations::may_wait(to));
     for to in stats_files {
         report::stats(files, to, recording, &figures)?;
     }
-    outputs::write(files, saved, &waiting, shown)?;
+    outputs::write(files, saved, &waiting, presentation)?;
     if request.verbosity != Verbosity::Quiet && request.heap.is_none() {
         figures.hottest = hottest(saved)?;
     }
@@ -258,34 +268,37 @@ fn circumstances(
     outputs: &[Output],
 ) -> Circumstances {
     let keeps_times = |output: &Output| {
-        output.format.keeps_times() || (request.pprof_timestamps && output.format == Format::Pprof)
+        output.format.keeps_times() || (request.output.pprof_timestamps && output.format == Format::Pprof)
     };
     Circumstances {
         time_unix_ns: recording.stats.begun_unix_ns,
         launched,
-        idle: request.idle || request.off_cpu,
-        per_process: request.per_process,
-        without_times: request.open.is_none() && !outputs.iter().any(keeps_times),
+        idle: request.sampling.idle || request.sampling.off_cpu,
+        per_process: request.output.per_process,
+        without_times: request.output.open.is_none() && !outputs.iter().any(keeps_times),
     }
 }
 
 /// Options of the sampler.
 fn sampling_options(request: &RecordOptions, launched: bool) -> sampler::Options {
     sampler::Options {
-        hz: request.hz,
-        duration_ns: request.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
-        idle: request.idle,
-        off_cpu: request.off_cpu,
-        threads: request.threads,
-        timeline_bytes: request.timeline_bytes,
-        max_depth: request.max_depth,
-        unwind: request.unwind,
-        seed: request.seed.unwrap_or(match request.source {
+        hz: request.sampling.hz,
+        duration_ns: request
+            .sampling
+            .duration
+            .map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
+        idle: request.sampling.idle,
+        off_cpu: request.sampling.off_cpu,
+        threads: request.sampling.threads,
+        timeline_bytes: request.sampling.timeline_bytes,
+        max_depth: request.sampling.max_depth,
+        unwind: request.sampling.unwind,
+        seed: request.sampling.seed.unwrap_or(match request.source {
             // The seed alone replays a simulated run.
             Source::Sim { seed } => seed,
             _ => u64::from(std::process::id()),
         }),
-        max_stop: request.max_stop_percent / 100.0,
+        max_stop: request.sampling.max_stop_percent / 100.0,
         block_age_min_ns: request.heap.as_ref().and_then(|heap| heap.older_than_ns).unwrap_or(0),
         linger_ns: if launched { LINGER_NS } else { 0 },
     }
@@ -297,7 +310,7 @@ fn keeps_lines(output: &Output) -> bool {
 }
 
 /// Presentation of the outputs.
-fn shown(
+fn presentation(
     request: &RecordOptions,
     recording: &Recording,
     counted: Option<&str>,
@@ -316,32 +329,25 @@ fn shown(
         lost: stats.samples_lost.values().sum(),
         incomplete: stats.stacks_incomplete.values().sum(),
     };
-    let (title, subtitle) = caption.headings(request.title.as_deref());
-    let page_title = match (counted, &request.title) {
+    let output = &request.output;
+    let (title, subtitle) = caption.headings(output.graph.title.as_deref());
+    let page_title = match (counted, &output.graph.title) {
         (Some(counted), None) => format!("{title}: {counted}"),
         _ => title.clone(),
     };
-    let graph = Graph {
-        title,
-        subtitle,
-        unit: if request.heap.is_some() { saved.about.unit.clone() } else { String::new() },
-        min_width_percent: request.min_width_percent,
-        colors: request.colors,
-        dark: request.dark,
-        inverted: request.inverted,
-    };
+    let unit = if request.heap.is_some() { saved.about.unit.clone() } else { String::new() };
     Presentation {
-        graph,
+        graph: output.graph.graph(title, subtitle, unit),
         page_title,
-        title: request.title.clone(),
+        title: output.graph.title.clone(),
         source: summary::source(&recording.process),
         code: Some(EmbeddedCode::new(
-            request.source_directories.as_deref(),
+            output.source_directories.as_deref(),
             files,
             request.verbosity == Verbosity::Quiet,
         )),
-        lines: request.symbol_options.lines,
-        pprof_timestamps: request.pprof_timestamps,
-        reverse: request.reverse,
+        lines: output.symbol_options.lines,
+        pprof_timestamps: output.pprof_timestamps,
+        reverse: output.reverse,
     }
 }

@@ -12,7 +12,7 @@ use super::outputs::{self, Presentation};
 use super::text::plural;
 use super::{functions, messages, saved_files, system, time_range};
 use crate::error::{Error, ErrorKind, Result};
-use crate::flamegraph::{Caption, Graph};
+use crate::flamegraph::Caption;
 use crate::profile::filter::{self, Filter, RemainingCounts};
 use crate::profile::formats::detect::Strictness;
 use crate::profile::{Full, FunctionTable, MergeError, SAMPLES, SavedBuilder, SavedProfile};
@@ -31,19 +31,11 @@ pub fn run(render: &Render) -> Result<()> {
     system::restrict_to_symbolizing(&files);
     let saved = in_time_range(render, merged(render)?)?;
     let saved = filtered(render, saved)?;
-    let (title, subtitle) = headings(&saved, render.title.as_deref());
+    let (title, subtitle) = headings(&saved, render.graph.title.as_deref());
     let shown = Presentation {
         page_title: title.clone(),
-        graph: Graph {
-            title,
-            subtitle,
-            unit: saved.about.unit.clone(),
-            min_width_percent: render.min_width_percent,
-            colors: render.colors,
-            dark: render.dark,
-            inverted: render.inverted,
-        },
-        title: render.title.clone(),
+        graph: render.graph.graph(title, subtitle, saved.about.unit.clone()),
+        title: render.graph.title.clone(),
         source: None,
         code: (!render.source_directories.is_empty()).then(|| {
             let is_quiet = render.verbosity == Verbosity::Quiet;

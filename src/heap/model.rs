@@ -33,7 +33,7 @@ pub enum Moment {
 
 /// A sampled allocation that has not been freed.
 #[derive(Clone, Copy, Debug)]
-struct Live {
+struct LiveBlock {
     /// `None`: its stack is lost.
     node: Option<NodeId>,
     bytes: u64,
@@ -79,7 +79,7 @@ struct NodeSums {
 
 impl NodeSums {
     /// Saves what was live at the last peak, before that changes.
-    fn settle(&mut self, peak_number: u64) {
+    fn save_at_peak(&mut self, peak_number: u64) {
         if self.peak_number < peak_number {
             self.live_at_peak = self.live;
             self.peak_number = peak_number;
@@ -104,10 +104,10 @@ impl NodeSums {
 pub struct HeapModel {
     rate: SamplingRate,
     /// By process, by address.
-    live: HashMap<u32, HashMap<u64, Live>>,
+    live: HashMap<u32, HashMap<u64, LiveBlock>>,
     nodes: Vec<NodeSums>,
     /// The most recent frees, with process and address.
-    freed: VecDeque<(u32, u64, Live, bool)>,
+    freed: VecDeque<(u32, u64, LiveBlock, bool)>,
     live_bytes: u64,
     peak_bytes: u64,
     /// Number of peaks: each time that more was live than before.
@@ -155,15 +155,15 @@ impl HeapModel {
     }
 
     /// Adds a sampled allocation of a process. `node`: its stack.
-    pub fn allocate(&mut self, process: u32, pointer: u64, bytes: u64, at_ns: u64, node: Option<NodeId>) {
-        if let Some(before) = self.take(process, pointer) {
+    pub fn allocate(&mut self, process: u32, block: u64, bytes: u64, at_ns: u64, node: Option<NodeId>) {
+        if let Some(before) = self.take_block(process, block) {
             self.counters.frees_missing += 1;
-            self.retire(before, None);
-            self.note(before.node, at_ns);
+            self.remove_from_live(before, None);
+            self.record_history(before.node, at_ns);
         }
         self.add_allocated(bytes, node);
-        self.begin_life(process, pointer, Live { node, bytes, rest_bytes: bytes, at_ns });
-        self.note(node, at_ns);
+        self.insert_live(process, block, LiveBlock { node, bytes, rest_bytes: bytes, at_ns });
+        self.record_history(node, at_ns);
     }
 
     /// Adds a sampled allocation without a reported free.
@@ -174,49 +174,49 @@ impl HeapModel {
 
     /// Frees a sampled allocation of a process. `may_be_inherited`: the process was forked, and has copies of its
     /// parent's blocks.
-    pub fn free(&mut self, process: u32, pointer: u64, at_ns: u64, may_be_inherited: bool) {
-        let Some(live) = self.take(process, pointer) else {
+    pub fn free(&mut self, process: u32, block: u64, at_ns: u64, may_be_inherited: bool) {
+        let Some(live) = self.take_block(process, block) else {
             let counters = &mut self.counters;
             *(if may_be_inherited { &mut counters.frees_inherited } else { &mut counters.frees_unknown }) +=
                 1;
             return;
         };
         self.counters.frees += 1;
-        let is_churn = self.retire(live, Some(at_ns));
-        self.note(live.node, at_ns);
+        let is_churn = self.remove_from_live(live, Some(at_ns));
+        self.record_history(live.node, at_ns);
         if self.freed.len() == FREES_KEPT {
             self.freed.pop_front();
         }
-        self.freed.push_back((process, pointer, live, is_churn));
+        self.freed.push_back((process, block, live, is_churn));
     }
 
     /// Frees a part of a sampled allocation of a process.
-    pub fn shrink(&mut self, process: u32, pointer: u64, by_bytes: u64, at_ns: u64) {
-        let Some(live) = self.take(process, pointer) else { return };
-        self.retire(live, None);
+    pub fn shrink(&mut self, process: u32, block: u64, by_bytes: u64, at_ns: u64) {
+        let Some(live) = self.take_block(process, block) else { return };
+        self.remove_from_live(live, None);
         let rest_bytes = live.rest_bytes.saturating_sub(by_bytes);
-        self.begin_life(process, pointer, Live { rest_bytes, ..live });
-        self.note(live.node, at_ns);
+        self.insert_live(process, block, LiveBlock { rest_bytes, ..live });
+        self.record_history(live.node, at_ns);
     }
 
     /// Undoes the last free of this address.
-    pub fn restore(&mut self, process: u32, pointer: u64) {
-        let is_it = |(of, at, ..): &(u32, u64, Live, bool)| (*of, *at) == (process, pointer);
+    pub fn restore(&mut self, process: u32, block: u64) {
+        let is_it = |(of, at, ..): &(u32, u64, LiveBlock, bool)| (*of, *at) == (process, block);
         let Some(index) = self.freed.iter().rposition(is_it) else { return };
         let Some((_, _, live, is_churn)) = self.freed.remove(index) else { return };
-        if let Some(before) = self.take(process, pointer) {
+        if let Some(before) = self.take_block(process, block) {
             // The block cannot belong to anyone else.
             self.counters.frees_missing += 1;
-            self.retire(before, None);
-            self.note(before.node, before.at_ns);
+            self.remove_from_live(before, None);
+            self.record_history(before.node, before.at_ns);
         }
         self.counters.frees -= 1;
         if let Some(node) = live.node.filter(|_| is_churn) {
             let weight = self.weight(&live);
             self.sums(node).churn.subtract(weight);
         }
-        self.begin_life(process, pointer, live);
-        self.note(live.node, live.at_ns);
+        self.insert_live(process, block, live);
+        self.record_history(live.node, live.at_ns);
     }
 
     /// Ends a process that exited or executed another program: its blocks stay in use at its end, and are not live.
@@ -244,14 +244,14 @@ impl HeapModel {
     /// At the end of the recording: removes what is too young from what is in use.
     pub fn forget_young(&mut self, end_ns: u64) {
         let age_min_ns = self.age_min_ns;
-        let young: Vec<Live> = self
+        let young: Vec<LiveBlock> = self
             .live
             .values_mut()
             .flat_map(|live| live.extract_if(|_, live| live.at_ns.saturating_add(age_min_ns) > end_ns))
             .map(|(_, live)| live)
             .collect();
         for live in young {
-            self.retire(live, None);
+            self.remove_from_live(live, None);
         }
     }
 
@@ -310,9 +310,9 @@ impl HeapModel {
     }
 
     /// Adds a block to the live set.
-    fn begin_life(&mut self, process: u32, pointer: u64, live: Live) {
-        self.live.entry(process).or_default().insert(pointer, live);
-        let Live { node: Some(node), at_ns, .. } = live else { return };
+    fn insert_live(&mut self, process: u32, block: u64, live: LiveBlock) {
+        self.live.entry(process).or_default().insert(block, live);
+        let LiveBlock { node: Some(node), at_ns, .. } = live else { return };
         let weight = self.weight(&live);
         self.sums(node).live.add(weight);
         self.live_bytes = self.live_bytes.saturating_add(weight.bytes);
@@ -324,7 +324,7 @@ impl HeapModel {
     }
 
     /// Records a node's bytes in use in the history.
-    fn note(&mut self, node: Option<NodeId>, at_ns: u64) {
+    fn record_history(&mut self, node: Option<NodeId>, at_ns: u64) {
         for (at_ns, node, bytes) in self.ended.drain(..) {
             self.history.record(node, at_ns, bytes);
         }
@@ -335,17 +335,17 @@ impl HeapModel {
     }
 
     /// Weight of what is in use of a block.
-    fn weight(&self, live: &Live) -> Weight {
+    fn weight(&self, live: &LiveBlock) -> Weight {
         self.rate.weight_of_rest(live.bytes, live.rest_bytes)
     }
 
-    fn take(&mut self, process: u32, pointer: u64) -> Option<Live> {
-        self.live.get_mut(&process)?.remove(&pointer)
+    fn take_block(&mut self, process: u32, block: u64) -> Option<LiveBlock> {
+        self.live.get_mut(&process)?.remove(&block)
     }
 
     /// Removes an allocation from the live set; `freed_ns`: when it was freed, if known. Returns whether it was churn.
-    fn retire(&mut self, live: Live, freed_ns: Option<u64>) -> bool {
-        let Live { node: Some(node), at_ns, .. } = live else { return false };
+    fn remove_from_live(&mut self, live: LiveBlock, freed_ns: Option<u64>) -> bool {
+        let LiveBlock { node: Some(node), at_ns, .. } = live else { return false };
         let weight = self.weight(&live);
         let is_churn = freed_ns.is_some_and(|freed_ns| freed_ns.saturating_sub(at_ns) < CHURN_NS);
         let sums = self.sums(node);
@@ -364,7 +364,7 @@ impl HeapModel {
             self.nodes.resize(index + 1, NodeSums::default());
         }
         let sums = &mut self.nodes[index];
-        sums.settle(self.peak_number);
+        sums.save_at_peak(self.peak_number);
         sums
     }
 }

@@ -31,23 +31,23 @@ impl SampledHeap {
         node: Option<NodeId>,
     ) {
         let Some(heap) = &mut self.0 else { return };
-        let SampledAllocation { pointer, bytes, untracked } = allocation;
+        let SampledAllocation { block, bytes, untracked } = allocation;
         if untracked {
             heap.model.allocate_untracked(bytes, node);
         } else {
-            heap.model.allocate(pid, pointer, bytes, at_ns, node);
+            heap.model.allocate(pid, block, bytes, at_ns, node);
         }
     }
 
     /// Handles a free of sampled memory or of a part of it, or the revocation of one.
-    pub(super) fn take_free(&mut self, pid: u32, at_ns: u64, event: &SourceEvent) {
+    pub(super) fn handle_free(&mut self, pid: u32, at_ns: u64, event: &SourceEvent) {
         let Some(heap) = &mut self.0 else { return };
         match *event {
-            SourceEvent::Free(SampledFree { pointer, may_be_inherited }) => {
-                heap.model.free(pid, pointer, at_ns, may_be_inherited);
+            SourceEvent::Free(SampledFree { block, may_be_inherited }) => {
+                heap.model.free(pid, block, at_ns, may_be_inherited);
             }
-            SourceEvent::Shrink { pointer, bytes } => heap.model.shrink(pid, pointer, bytes, at_ns),
-            SourceEvent::Restore { pointer } => heap.model.restore(pid, pointer),
+            SourceEvent::Shrink { block, bytes } => heap.model.shrink(pid, block, bytes, at_ns),
+            SourceEvent::Restore { block } => heap.model.restore(pid, block),
             _ => {}
         }
     }

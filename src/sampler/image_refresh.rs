@@ -108,7 +108,7 @@ impl ImageRefresh {
         }
         let mut opening_ns = 0;
         if listed.is_ok() {
-            changed = self.take(process, now_ns, &mut opening_ns, images, number);
+            changed = self.update_with_jit(process, now_ns, &mut opening_ns, images, number);
             if changed {
                 self.loads.update(&self.mappings);
             }
@@ -129,7 +129,7 @@ impl ImageRefresh {
 
     /// Updates from the list of mappings of this process, and reads the JIT code registered in anonymous ones.
     /// `opening_ns` is set to the time spent opening files.
-    fn take(
+    fn update_with_jit(
         &mut self,
         process: &mut dyn Observed,
         now_ns: &dyn Fn() -> u64,

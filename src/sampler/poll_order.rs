@@ -55,7 +55,7 @@ impl PollOrder {
     }
 
     /// Postpones a thread that may be on a CPU until after those that are.
-    pub(super) fn put_off(&mut self, id: ThreadId) {
+    pub(super) fn postpone(&mut self, id: ThreadId) {
         self.maybe_running.push(id);
     }
 
@@ -76,7 +76,7 @@ impl PollOrder {
     }
 
     /// Takes the postponed threads: those last seen using a CPU first, ties in random order.
-    pub(super) fn take_put_off(
+    pub(super) fn take_postponed(
         &mut self,
         tick: u64,
         used_at_tick: impl Fn(ThreadId) -> Option<u64>,
@@ -86,7 +86,7 @@ impl PollOrder {
         threads
     }
 
-    /// Takes back the list from [`PollOrder::take_put_off`] for reuse of its memory.
+    /// Takes back the list from [`PollOrder::take_postponed`] for reuse of its memory.
     pub(super) fn give_back(&mut self, threads: Vec<ThreadId>) {
         self.maybe_running = threads;
     }
@@ -127,9 +127,9 @@ mod tests {
         order.end(Vec::new());
         assert!(order.are_scarce(1) && !order.are_scarce(2));
         for id in [1, 2, 3] {
-            order.put_off(ThreadId(id));
+            order.postpone(ThreadId(id));
         }
-        let first = order.take_put_off(7, |id| Some(id.0 % 3));
+        let first = order.take_postponed(7, |id| Some(id.0 % 3));
         assert_eq!(first, ids(&[2, 1, 3]));
     }
 }

@@ -62,7 +62,7 @@ impl PrefetchList {
     }
 
     /// Records a walk that stayed within the copied bytes; returns how much of them it needed.
-    pub(super) fn take_enough(&mut self, capture: &Capture, needed: StackUse) -> StackUse {
+    pub(super) fn record_enough(&mut self, capture: &Capture, needed: StackUse) -> StackUse {
         if capture.prefetched.is_empty() {
             return needed;
         }
@@ -72,7 +72,12 @@ impl PrefetchList {
     }
 
     /// What a truncated walk requests for later stacks: ranges, if these may complete them, or else `bytes`.
-    pub(super) fn take_truncated(&self, capture: &Capture, needed: StackUse, bytes: usize) -> StackUse {
+    pub(super) fn request_for_truncated(
+        &self,
+        capture: &Capture,
+        needed: StackUse,
+        bytes: usize,
+    ) -> StackUse {
         if self.unbounded {
             return StackUse { truncated: false, unbounded: true, ..needed };
         }

@@ -113,7 +113,7 @@ pub fn record(
         });
         for event in waiting.drain(..due) {
             source.drain_rings();
-            driver.take(source, event);
+            driver.handle_event(source, event);
         }
         if complete_until_ns.is_none() {
             break;
@@ -170,7 +170,7 @@ impl PushedDriver<'_> {
         })
     }
 
-    fn take(&mut self, source: &mut dyn PushedSource, event: TimedEvent) {
+    fn handle_event(&mut self, source: &mut dyn PushedSource, event: TimedEvent) {
         let TimedEvent { at_ns, process: pid, thread, event } = event;
         self.time.set_time(at_ns);
         source.set_time(at_ns);
@@ -218,29 +218,29 @@ impl PushedDriver<'_> {
                 self.know_thread(of, process, thread);
                 let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
                 let capture =
-                    self.recorder.take_allocation(process, pid, sample, allocation, &mut self.frames);
+                    self.recorder.add_allocation(process, pid, sample, allocation, &mut self.frames);
                 source.walked(capture, StackUse::default());
             }
             SourceEvent::Free(_) | SourceEvent::Shrink { .. } | SourceEvent::Restore { .. } => {
-                self.recorder.heap().take_free(pid, at_ns, &event);
+                self.recorder.heap().handle_free(pid, at_ns, &event);
             }
             SourceEvent::WaitStarted(_) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {
                 self.know_thread(of, process, thread);
-                if let Some((capture, needed)) = self.take_wait_event(of, process, thread, at_ns, event) {
+                if let Some((capture, needed)) = self.handle_wait_event(of, process, thread, at_ns, event) {
                     source.wait_walked(capture, needed);
                 }
             }
             SourceEvent::ThreadStarted { .. }
             | SourceEvent::Missed(..)
             | SourceEvent::ThreadEnded { .. }
-            | SourceEvent::ThreadNamed { .. } => self.take_thread_event(of, process, thread, event),
-            _ => self.take_process_event(of, pid, process, event),
+            | SourceEvent::ThreadNamed { .. } => self.handle_thread_event(of, process, thread, event),
+            _ => self.handle_process_event(of, pid, process, event),
         }
         self.spare.clear();
     }
 
     /// Handles a thread event without a stack.
-    fn take_thread_event(
+    fn handle_thread_event(
         &mut self,
         of: ProcessIndex,
         process: &mut dyn Observed,
@@ -275,7 +275,7 @@ impl PushedDriver<'_> {
     }
 
     /// Handles a wait event. Returns its stack buffer and, if walked, how much of the stack was needed.
-    fn take_wait_event(
+    fn handle_wait_event(
         &mut self,
         of: ProcessIndex,
         process: &mut dyn Observed,
@@ -316,7 +316,7 @@ impl PushedDriver<'_> {
     }
 
     /// Handles an event of a whole process.
-    fn take_process_event(
+    fn handle_process_event(
         &mut self,
         of: ProcessIndex,
         pid: u32,
@@ -368,7 +368,7 @@ impl PushedDriver<'_> {
         let weight_ns = self.recorder.weigh(thread, capture.status);
         let taken = weight_ns.map(|weight_ns| {
             let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
-            self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
+            self.recorder.add_sample(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
         });
         self.recorder.walker().set_may_prefetch(false);
         if taken.is_none() {
@@ -389,7 +389,7 @@ impl PushedDriver<'_> {
         weight_ns: u64,
     ) -> SampleOutcome {
         let sample = Sample { thread, capture, at_ns, waiting: true, off_cpu_ns: 0 };
-        self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
+        self.recorder.add_sample(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
     }
 
     /// Walks all deferred samples of a process: its images will not change again.

@@ -185,7 +185,7 @@ impl<'a> Recorder<'a> {
 
     /// Reads the name of a thread that had none when first seen: threads name themselves after they start, and may
     /// end before the recording does.
-    fn ask_name(&mut self, process: &mut dyn Observed, id: ThreadId) {
+    fn read_missing_name(&mut self, process: &mut dyn Observed, id: ThreadId) {
         let Some(account) = self.threads.get_mut(&id) else { return };
         if !account.take_name_try() {
             return;
@@ -274,7 +274,7 @@ impl<'a> Recorder<'a> {
 
     /// Walks a sample and counts its stack. `stack_max_bytes`: maximum size of the thread's next capture; `frames`
     /// is overwritten with the result of the walk.
-    pub(super) fn take(
+    pub(super) fn add_sample(
         &mut self,
         process: &mut dyn Observed,
         sample: Sample,
@@ -291,7 +291,7 @@ impl<'a> Recorder<'a> {
         if weight_ns == 0 && !self.by_wall && !waiting {
             return SampleOutcome { stack: None, needed, sample: Some(sample) };
         }
-        self.ask_name(process, id);
+        self.read_missing_name(process, id);
         let Some(sample) = self.defer(sample, ended, weight_ns) else {
             return SampleOutcome { stack: None, needed, sample: None };
         };
@@ -310,7 +310,7 @@ impl<'a> Recorder<'a> {
     ) -> (Option<StackEnd>, Option<&[u64]>) {
         let id = sample.thread;
         self.walker.set_may_prefetch(true);
-        let taken = self.take(process, sample, 1, stack_max_bytes, frames);
+        let taken = self.add_sample(process, sample, 1, stack_max_bytes, frames);
         (taken.stack.map(|(_, ended)| ended), self.new_ranges(id))
     }
 
@@ -441,7 +441,7 @@ impl<'a> Recorder<'a> {
     // ---- allocations
 
     /// Walks the stack of an allocation and records it at its node. Returns the capture.
-    pub(super) fn take_allocation(
+    pub(super) fn add_allocation(
         &mut self,
         process: &mut dyn Observed,
         pid: u32,
@@ -452,7 +452,7 @@ impl<'a> Recorder<'a> {
         self.stats.samples_pushed += 1;
         let (id, at_ns) = (sample.thread, sample.at_ns);
         let walked = self.walk(process, id, &sample.capture, ALLOCATION_STACK_MAX_BYTES, frames);
-        self.ask_name(process, id);
+        self.read_missing_name(process, id);
         let node = walked.and_then(|(ended, _)| {
             // The allocator's return address: the call is before it.
             if let Some(leaf) = frames.addresses.first_mut() {

@@ -184,7 +184,7 @@ impl<'a> StackWalker<'a> {
     ) -> StackUse {
         let has_prefetched = !capture.prefetched.is_empty();
         if !leaves {
-            return account.stack.prefetch().take_enough(capture, needed);
+            return account.stack.prefetch().record_enough(capture, needed);
         }
         let mut bytes = needed.bytes;
         if account.stack.prefetch().shall_search(has_prefetched) {
@@ -204,7 +204,7 @@ impl<'a> StackWalker<'a> {
         if !needed.truncated {
             return needed;
         }
-        account.stack.prefetch().take_truncated(capture, needed, bytes)
+        account.stack.prefetch().request_for_truncated(capture, needed, bytes)
     }
 
     /// Words that a walk of a capture reads above its inner part, as far as current memory shows; `None` if it

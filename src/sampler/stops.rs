@@ -255,7 +255,7 @@ impl<'a> StopDriver<'a> {
         }
         self.budget.begin_tick(self.schedule.is_closing());
         let asked = self.poll_all(now_ns)?;
-        self.ask_maybe_running(self.target.process().cpus.saturating_sub(asked))?;
+        self.request_maybe_running(self.target.process().cpus.saturating_sub(asked))?;
         self.collect()?;
         self.walk_captured();
         self.walk_sleeping_threads()
@@ -282,7 +282,7 @@ impl<'a> StopDriver<'a> {
             let Ok(status) = self.target.poll(*id) else { continue };
             self.polls.note(status.activity);
             if scarce && status.activity == Activity::Runnable {
-                self.polls.put_off(*id);
+                self.polls.postpone(*id);
                 self.note(*id, status);
                 continue;
             }
@@ -307,21 +307,21 @@ impl<'a> StopDriver<'a> {
         let mut capture = self.captures.buffer();
         match self.target.next(until_ns, &mut capture) {
             Ok(TargetEvent::Stopped { thread, outcome }) => {
-                self.stopped(thread, outcome, capture);
+                self.handle_stop(thread, outcome, capture);
                 return Ok(true);
             }
             Ok(TargetEvent::Timeout) => {
                 self.captures.give_back(capture);
                 return Ok(false);
             }
-            Ok(event) => self.happened(event),
+            Ok(event) => self.handle_event(event),
             Err(fault) => return Err(fault),
         }
         self.captures.give_back(capture);
         Ok(true)
     }
 
-    fn happened(&mut self, event: TargetEvent) {
+    fn handle_event(&mut self, event: TargetEvent) {
         match event {
             TargetEvent::ThreadStarted { thread, stack_top } => {
                 self.add_thread(
@@ -353,7 +353,7 @@ impl<'a> StopDriver<'a> {
         }
     }
 
-    fn stopped(&mut self, id: ThreadId, outcome: Outcome, capture: Box<Capture>) {
+    fn handle_stop(&mut self, id: ThreadId, outcome: Outcome, capture: Box<Capture>) {
         self.recorder.stats.stops += 1;
         self.recorder.stats.pause.add(capture.pause_ns);
         self.recorder.stats.stopped_ns += capture.stopped_ns;
@@ -394,7 +394,7 @@ impl<'a> StopDriver<'a> {
     fn walk_captured(&mut self) {
         let mut captured = self.captures.take_samples();
         for sample in captured.drain(..) {
-            if let Some(sample) = self.take(sample) {
+            if let Some(sample) = self.add_sample(sample) {
                 self.captures.give_back(sample.capture);
             }
         }
@@ -413,7 +413,7 @@ impl<'a> StopDriver<'a> {
     }
 
     /// Passes a sample to the recorder; returns it once done.
-    fn take(&mut self, mut sample: Sample) -> Option<Sample> {
+    fn add_sample(&mut self, mut sample: Sample) -> Option<Sample> {
         let id = sample.thread;
         let Some(weight_ns) = self.weigh(id, sample.capture.status) else { return Some(sample) };
         // Time in stops that hold all threads is not time in which this one was ready.
@@ -431,7 +431,7 @@ impl<'a> StopDriver<'a> {
         // An added thread always has a known process.
         self.recorder.walker().set_may_prefetch(self.target.prefetches());
         let Some(process) = observed(self.target, pid) else { return Some(sample) };
-        let taken = self.recorder.take(process, sample, weight_ns, most, &mut self.frames);
+        let taken = self.recorder.add_sample(process, sample, weight_ns, most, &mut self.frames);
         let new_ranges = self.recorder.new_ranges(id);
         let has_new_ranges = new_ranges.is_some();
         if let Some(ranges) = new_ranges {

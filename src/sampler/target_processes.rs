@@ -95,7 +95,7 @@ impl TargetProcesses {
 
     /// The program of which a thread represents unsampled processes: if it is the first thread of a process that
     /// the target started.
-    pub(super) fn stands_for(&self, pid: u32, id: ThreadId) -> Option<&str> {
+    pub(super) fn represented_program(&self, pid: u32, id: ThreadId) -> Option<&str> {
         let process = self.known.get(&pid)?;
         (process.of != FIRST && id.0 == u64::from(pid)).then_some(&*process.name)
     }
@@ -124,21 +124,21 @@ impl TargetProcesses {
 
     /// CPU time of processes, by these clocks, beyond that of their threads and not yet reported; `alive_ns`: CPU
     /// time of the live threads.
-    pub(super) fn take_rests_ns(
+    pub(super) fn take_unattributed_of_all_ns(
         &mut self,
         clocks_ns: &HashMap<u32, u64>,
         alive_ns: &HashMap<u32, u64>,
     ) -> u64 {
         let rest_ns = |(pid, process): (&u32, &mut TargetProcess)| {
             let alive_ns = alive_ns.get(pid).copied().unwrap_or(0);
-            process.cpu.take_rest_ns(clocks_ns.get(pid).copied(), alive_ns)
+            process.cpu.take_unattributed_ns(clocks_ns.get(pid).copied(), alive_ns)
         };
         self.known.iter_mut().map(rest_ns).sum()
     }
 
     /// CPU time of a process beyond that of its threads, which have all ended.
-    pub(super) fn take_rest_of_ended_ns(&mut self, pid: u32, clock_ns: Option<u64>) -> u64 {
-        self.known.get_mut(&pid).map_or(0, |process| process.cpu.take_rest_ns(clock_ns, 0))
+    pub(super) fn take_unattributed_of_ended_ns(&mut self, pid: u32, clock_ns: Option<u64>) -> u64 {
+        self.known.get_mut(&pid).map_or(0, |process| process.cpu.take_unattributed_ns(clock_ns, 0))
     }
 }
 
@@ -172,7 +172,7 @@ impl CpuBalance {
 
     /// CPU time beyond that of its threads up to this reading of its clock, and not yet reported; `alive_ns`: CPU
     /// time of the live threads.
-    fn take_rest_ns(&mut self, clock_ns: Option<u64>, alive_ns: u64) -> u64 {
+    fn take_unattributed_ns(&mut self, clock_ns: Option<u64>, alive_ns: u64) -> u64 {
         let used_ns =
             clock_ns.zip(self.first_ns).map_or(0, |(now_ns, first_ns)| now_ns.saturating_sub(first_ns));
         let rest_ns = used_ns.saturating_sub(self.accounted_ns + alive_ns);
@@ -189,17 +189,17 @@ mod tests {
     fn time_that_no_thread_used_is_reported_once() {
         let mut balance = CpuBalance::new(Some(1_000));
         balance.thread_ended(300);
-        assert_eq!(balance.take_rest_ns(Some(2_000), 500), 200);
-        assert_eq!(balance.take_rest_ns(Some(2_000), 500), 0, "reported before");
-        assert_eq!(balance.take_rest_ns(Some(2_900), 1_100), 300);
+        assert_eq!(balance.take_unattributed_ns(Some(2_000), 500), 200);
+        assert_eq!(balance.take_unattributed_ns(Some(2_000), 500), 0, "reported before");
+        assert_eq!(balance.take_unattributed_ns(Some(2_900), 1_100), 300);
         // A thread's clock may be ahead of its process's.
-        assert_eq!(balance.take_rest_ns(Some(2_950), 1_400), 0);
-        assert_eq!(balance.take_rest_ns(None, 0), 0);
+        assert_eq!(balance.take_unattributed_ns(Some(2_950), 1_400), 0);
+        assert_eq!(balance.take_unattributed_ns(None, 0), 0);
     }
 
     #[test]
     fn without_a_clock_nothing_is_reported() {
         let mut balance = CpuBalance::new(None);
-        assert_eq!(balance.take_rest_ns(Some(5_000), 0), 0);
+        assert_eq!(balance.take_unattributed_ns(Some(5_000), 0), 0);
     }
 }

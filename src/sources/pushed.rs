@@ -68,7 +68,7 @@ pub enum SourceEvent {
     /// A part of sampled memory was freed.
     Shrink {
         /// The block.
-        pointer: u64,
+        block: u64,
         /// Freed bytes.
         bytes: u64,
     },
@@ -76,7 +76,7 @@ pub enum SourceEvent {
     /// exists.
     Restore {
         /// The block.
-        pointer: u64,
+        block: u64,
     },
     /// A sample that could not be taken, and the cause.
     Missed(ThreadStatus, &'static str),
@@ -125,7 +125,7 @@ pub enum SourceEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampledAllocation {
     /// The block.
-    pub pointer: u64,
+    pub block: u64,
     /// Requested bytes.
     pub bytes: u64,
     /// Its free will not be reported.
@@ -136,7 +136,7 @@ pub struct SampledAllocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampledFree {
     /// The block.
-    pub pointer: u64,
+    pub block: u64,
     /// The process was forked: the block may be a copy of its parent's.
     pub may_be_inherited: bool,
 }
@@ -152,14 +152,14 @@ pub struct AllocationLosses {
     pub early: u64,
     /// Allocations and frees of these that were lost after the file system was full.
     pub no_space: u64,
-    /// Malformed records.
-    pub malformed: u64,
-    /// Programs with reportable allocations.
+    /// Rings that could not be read further.
+    pub malformed_rings: u64,
+    /// Programs that loaded the shim.
     pub programs: u64,
-    /// Processes without memory to report through, by reason.
+    /// Processes without a ring, by reason.
     pub refused: Vec<(&'static str, u64)>,
-    /// Processes of the command that were seen to run without reporting anything, by reason: at least as many.
-    pub unrecorded: Vec<(&'static str, u64)>,
+    /// Processes of the command that were seen to run without the shim, by reason: at least as many.
+    pub without_shim: Vec<(&'static str, u64)>,
     /// Records of samples or frees that did not fit, of unknown kind.
     pub records: u64,
     /// Why the source stopped before the recording ended, or what goes on after it.

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
+use super::graph_options::GraphOptions;
 use super::time_range::{once, range};
-use super::values::{Parsed, Verbosity, colors, min_width_percent, parse_flags, usage, verbosity};
+use super::values::{Parsed, Verbosity, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::MeasureChoice;
 use crate::diff::stacks::Matching;
 use crate::error::Result;
-use crate::flamegraph::Colors;
 
 /// `stackprof diff ...`
 #[derive(Debug, Parser)]
@@ -120,16 +120,8 @@ pub struct Diff {
     pub outputs: Vec<ReportOutput>,
     /// Number of functions in tables.
     pub top: usize,
-    /// Heading of the flame graph; `None` is the default one.
-    pub title: Option<String>,
-    /// Frames narrower than this percentage are left out of the flame graph.
-    pub min_width_percent: f64,
-    /// Colours of the flame graph.
-    pub colors: Colors,
-    /// Flame graph with a dark background.
-    pub dark: bool,
-    /// Flame graph with its root at the top, not at the bottom.
-    pub inverted: bool,
+    /// How flame graphs look.
+    pub graph: GraphOptions,
     /// Whether a file that is only partly understood is refused.
     pub strict: bool,
     /// The value type to read, if a stack has several.
@@ -192,7 +184,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         ReportFormat::Json,
     ];
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
-    let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
+    let graph = GraphOptions::new(flags.title, flags.min_width.as_deref(), &flags.look)?;
     Ok(Parsed::Flags(Diff {
         base: base.into(),
         new: new.into(),
@@ -203,11 +195,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         matching: flags.matching.matching(!flags.no_inline, flags.idle),
         outputs,
         top: top(flags.top.as_deref())?,
-        title: flags.title,
-        min_width_percent,
-        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
-        dark: flags.look.dark,
-        inverted: flags.look.root_at_the_top(),
+        graph,
         verbosity: verbosity(&flags.common)?,
     }))
 }
@@ -236,7 +224,7 @@ mod tests {
         assert_eq!(base, (0..5_000_000_000, "0s..5s".to_owned()));
         assert_eq!(new, (5_000_000_000..u64::MAX, "5s..".to_owned()));
         let Ok(Command::Diff(diff)) = parsed(line) else { panic!("no diff: {line}") };
-        assert_eq!((diff.measure, diff.top, diff.min_width_percent), (MeasureChoice::Share, 3, 2.0));
+        assert_eq!((diff.measure, diff.top, diff.graph.min_width_percent), (MeasureChoice::Share, 3, 2.0));
     }
 
     #[test]

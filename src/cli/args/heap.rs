@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{ArgAction, Parser};
 
 use super::heap_request::Heap;
-use super::record::{self, RecordOptions, seconds, size};
+use super::record::{self, RecordOptions, SamplingOptions, seconds, size};
 use super::render::Patterns;
 use super::source::{self, FindProcess, Source};
 use super::values::{Parsed, invalid_value, number, parse_flags, usage};
@@ -88,8 +88,8 @@ pub(super) struct HeapFlags {
     /// Callers per row of the table of leaks, 1 to 64 [default: 1]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = HEAP)]
     callers: Option<OsString>,
-    /// Functions to pass over in the table of leaks, as it does operator new and
-    /// xmalloc: their callers are shown; may be given more than once
+    /// Functions to skip in the table of leaks, like operator new and xmalloc: their
+    /// callers are shown; may be given more than once
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = HEAP)]
     skip: Vec<OsString>,
     /// Count as in use only blocks that are at least this old at the end: what is
@@ -153,7 +153,8 @@ pub(super) fn parse(
     let launch = record::launch_options(&source, flags.launch)?;
     let scope = ScopeFlags { per_process: flags.per_process, ..ScopeFlags::default() };
     let recording = record::recording(source, launch, &scope, flags.recording)?;
-    Ok(Parsed::Flags(RecordOptions { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
+    let sampling = SamplingOptions { hz: HZ, timeline_bytes: 0, ..recording.sampling };
+    Ok(Parsed::Flags(RecordOptions { heap: Some(heap), sampling, ..recording }))
 }
 
 /// Refuses options that do not apply to the source.

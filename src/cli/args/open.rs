@@ -122,7 +122,7 @@ mod tests {
         };
         let expected =
             ViewerOptions { viewer: Some(Viewer::Speedscope), browser: false, ..ViewerOptions::default() };
-        assert_eq!(record.open, Some(expected));
+        assert_eq!(record.output.open, Some(expected));
         for option in ["--viewer html", "--no-browser", "--timeout 5"] {
             let name = option.split(' ').next().unwrap_or_default();
             let refused = parsed(&format!("{option} --pid 1")).expect_err("refused").to_string();

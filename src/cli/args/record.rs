@@ -6,17 +6,15 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::graph_options::GraphOptions;
 use super::heap_request::Heap;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::source::{Source, unwind};
-use super::values::{
-    SymbolOptions, Verbosity, colors, invalid_value, min_width_percent, number, percent, verbosity,
-};
+use super::values::{SymbolOptions, Verbosity, invalid_value, number, percent, verbosity};
 use super::viewer::{ViewerOptions, viewer_options};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, ViewerFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
-use crate::flamegraph::Colors;
 use crate::recording::timeline::DEFAULT_MEMORY_BYTES;
 use crate::sources::SamplingMethod;
 use crate::walk::UnwindMethod;
@@ -55,14 +53,21 @@ pub struct RecordOptions {
     pub launch: LaunchOptions,
     /// Heap options; its allocations are recorded instead of CPU time.
     pub heap: Option<Heap>,
+    /// What is sampled, and how.
+    pub sampling: SamplingOptions,
+    /// What is written.
+    pub output: OutputOptions,
+    /// Verbosity on standard error.
+    pub verbosity: Verbosity,
+}
+
+/// What is sampled, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingOptions {
     /// Ticks per second, 1 to [`HZ_MAX`].
     pub hz: u32,
     /// When to stop; `None` is at the end of the target or at Ctrl-C.
     pub duration: Option<Duration>,
-    /// Requested outputs; empty means one named after the process.
-    pub outputs: Vec<Output>,
-    /// Format of the default output.
-    pub default_format: Format,
     /// Also record waiting threads.
     pub idle: bool,
     /// Record only waiting threads.
@@ -75,44 +80,43 @@ pub struct RecordOptions {
     pub children: bool,
     /// Child processes were requested, so a source that does not see them is refused.
     pub children_needed: bool,
-    /// Processes with the same name are shown separately.
-    pub per_process: bool,
     /// One subtree per thread.
     pub threads: bool,
     /// How stacks are walked.
     pub unwind: UnwindMethod,
-    /// Symbol options.
-    pub symbol_options: SymbolOptions,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].
     pub max_depth: usize,
     /// Memory for the times of samples, bytes; 0 keeps no times.
     pub timeline_bytes: usize,
     /// Share of its time that the target may be stopped, percent; 100 is no limit.
     pub max_stop_percent: f64,
-    /// Heading of the flame graph; `None` is the default one.
-    pub title: Option<String>,
+    /// Seed of the tick jitter; `None` is a random one.
+    pub seed: Option<u64>,
+}
+
+/// What is written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputOptions {
+    /// Requested outputs; empty means one named after the process.
+    pub outputs: Vec<Output>,
+    /// Format of the default output.
+    pub default_format: Format,
+    /// Processes with the same name are shown separately.
+    pub per_process: bool,
+    /// Symbol options.
+    pub symbol_options: SymbolOptions,
     /// One pprof sample per time.
     pub pprof_timestamps: bool,
     /// Stack-reversed flame graph.
     pub reverse: bool,
-    /// Frames narrower than this percentage are left out of the flame graph.
-    pub min_width_percent: f64,
-    /// Colours of the flame graph.
-    pub colors: Colors,
-    /// Flame graph with a dark background.
-    pub dark: bool,
-    /// Flame graph with its root at the top, not at the bottom.
-    pub inverted: bool,
+    /// How flame graphs look.
+    pub graph: GraphOptions,
     /// Directories of source files for pages; `None` is no source, empty the working directory.
     pub source_directories: Option<Vec<PathBuf>>,
     /// Also show it in a viewer.
     pub open: Option<ViewerOptions>,
     /// Destination of the statistics.
     pub stats: Option<Destination>,
-    /// Verbosity on standard error.
-    pub verbosity: Verbosity,
-    /// Seed of the tick jitter; `None` is a random one.
-    pub seed: Option<u64>,
 }
 
 /// Checks the launch options: they need a command.
@@ -156,52 +160,43 @@ pub(super) fn recording(
         None if matches!(source, Source::Gdb(_)) => MAX_STOP_STUB_PERCENT,
         None => MAX_STOP_DEFAULT_PERCENT,
     };
-    let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     let (children, children_needed) = children(&source, scope.children, scope.no_children);
     let method = method(flags.source.as_deref())?;
     check_combinations(&source, method, scope, &flags)?;
-    let unwind = unwind(flags.unwind.as_deref(), &source)?;
-    Ok(RecordOptions {
-        source,
-        launch,
-        heap: None,
+    let seed = |seed| number("--seed", seed, "a whole number", |_: u64| true);
+    let sampling = SamplingOptions {
         hz,
         duration: flags.duration.as_deref().map(duration).transpose()?,
-        outputs,
-        default_format: format.unwrap_or(Format::Svg),
         idle: flags.idle,
         off_cpu: scope.off_cpu,
         method,
         kernel: flags.kernel || !flags.no_kernel,
         children,
         children_needed,
-        per_process: scope.per_process,
         threads: flags.threads,
-        unwind,
-        symbol_options: SymbolOptions::from(&flags.symbol_options),
+        unwind: unwind(flags.unwind.as_deref(), &source)?,
         max_depth: depth(flags.max_depth.as_deref(), DEPTH_MAX)?,
         timeline_bytes: match flags.no_timeline {
             true => 0,
             false => flags.timeline_memory.as_deref().map_or(Ok(DEFAULT_MEMORY_BYTES), timeline_memory)?,
         },
         max_stop_percent,
-        title: flags.title,
+        seed: flags.seed.as_deref().map(seed).transpose()?,
+    };
+    let verbosity = verbosity(&flags.common)?;
+    let output = OutputOptions {
+        outputs,
+        default_format: format.unwrap_or(Format::Svg),
+        per_process: scope.per_process,
+        symbol_options: SymbolOptions::from(&flags.symbol_options),
         pprof_timestamps: flags.pprof_timestamps,
         reverse: flags.reverse,
-        min_width_percent,
-        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
-        dark: flags.look.dark,
-        inverted: flags.look.root_at_the_top(),
+        graph: GraphOptions::new(flags.title, flags.min_width.as_deref(), &flags.look)?,
         source_directories: (!flags.no_source).then_some(flags.source_dir),
         open: opened(flags.open, &flags.viewer)?,
         stats,
-        verbosity: verbosity(&flags.common)?,
-        seed: flags
-            .seed
-            .as_deref()
-            .map(|seed| number("--seed", seed, "a whole number", |_: u64| true))
-            .transpose()?,
-    })
+    };
+    Ok(RecordOptions { source, launch, heap: None, sampling, output, verbosity })
 }
 
 /// Refuses options that conflict with each other or with the source.

@@ -7,15 +7,13 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
+use super::graph_options::GraphOptions;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::time_range::{once, time_range};
-use super::values::{
-    Parsed, Verbosity, colors, invalid_value, min_width_percent, parse_flags, usage, verbosity,
-};
+use super::values::{Parsed, Verbosity, invalid_value, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
 use crate::error::Result;
-use crate::flamegraph::Colors;
 
 /// `stackprof render ...`
 #[derive(Debug, Parser)]
@@ -139,22 +137,14 @@ pub struct Render {
     pub exclude: Patterns,
     /// Functions that become the root.
     pub root: Patterns,
-    /// Heading of the flame graph; `None` is the default one.
-    pub title: Option<String>,
+    /// How flame graphs look.
+    pub graph: GraphOptions,
     /// One pprof sample per time.
     pub pprof_timestamps: bool,
     /// Stack-reversed flame graph.
     pub reverse: bool,
     /// `function (file:line)`.
     pub lines: bool,
-    /// Frames narrower than this percentage are left out of the flame graph.
-    pub min_width_percent: f64,
-    /// Colours of the flame graph.
-    pub colors: Colors,
-    /// Flame graph with a dark background.
-    pub dark: bool,
-    /// Flame graph with its root at the top, not at the bottom.
-    pub inverted: bool,
     /// Whether a file that is only partly understood is refused.
     pub strict: bool,
     /// The value type to read, if a stack has several.
@@ -261,7 +251,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
     if top.is_some() && outputs.iter().any(|output| output.to == Destination::Stdout) {
         return Err(usage("--top and -o - both print on standard output; give one of them"));
     }
-    let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
+    let graph = GraphOptions::new(flags.title, flags.min_width.as_deref(), &flags.look)?;
     Ok(Parsed::Flags(Render {
         profiles: flags.profiles.into_iter().map(PathBuf::from).collect(),
         strict: flags.strict,
@@ -273,14 +263,10 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         include: Patterns::new("--include", &flags.include)?,
         exclude: Patterns::new("--exclude", &flags.exclude)?,
         root: Patterns::new("--root", &flags.root)?,
-        title: flags.title,
+        graph,
         pprof_timestamps: flags.pprof_timestamps,
         reverse: flags.reverse,
         lines: flags.lines,
-        min_width_percent,
-        colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
-        dark: flags.look.dark,
-        inverted: flags.look.root_at_the_top(),
         source_directories: flags.source_dir,
         verbosity: verbosity(&flags.common)?,
     }))
@@ -291,6 +277,7 @@ mod tests {
     use super::*;
     use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
+    use crate::flamegraph::Colors;
 
     fn refused(line: &str) -> String {
         parsed(line).expect_err("refused").to_string()
@@ -310,10 +297,12 @@ mod tests {
         assert_eq!(render.include.texts(), ["a", "b"]);
         assert!(render.include.matches("xbx") && !render.include.matches("c"));
         assert!(render.root.matches("m") && !render.root.matches("main"));
-        assert!(render.reverse && render.lines && render.dark && render.strict && !render.inverted);
-        assert_eq!((render.title.as_deref(), render.min_width_percent), (Some("T"), 2.0));
+        assert!(
+            render.reverse && render.lines && render.graph.dark && render.strict && !render.graph.inverted
+        );
+        assert_eq!((render.graph.title.as_deref(), render.graph.min_width_percent), (Some("T"), 2.0));
         assert_eq!(render.source_directories, [PathBuf::from("s")]);
-        assert_eq!((render.colors, render.verbosity), (Colors::BlueOrange, Verbosity::Quiet));
+        assert_eq!((render.graph.colors, render.verbosity), (Colors::BlueOrange, Verbosity::Quiet));
     }
 
     #[test]

@@ -50,35 +50,41 @@ fn the_defaults_match_the_contract() {
         heap: None,
         source: Source::Pid(4242),
         launch: LaunchOptions::default(),
-        hz: 997,
-        duration: None,
-        outputs: Vec::new(),
-        default_format: Format::Svg,
-        idle: false,
-        off_cpu: false,
-        method: SamplingMethod::Auto,
-        kernel: true,
-        children: false,
-        children_needed: false,
-        per_process: false,
-        threads: false,
-        unwind: UnwindMethod::Auto,
-        symbol_options: SymbolOptions { inlines: true, lines: false, style: Style::Readable },
-        max_depth: 1024,
-        timeline_bytes: 64 << 20,
-        max_stop_percent: 2.0,
-        title: None,
-        pprof_timestamps: false,
-        reverse: false,
-        min_width_percent: 0.01,
-        colors: Colors::Hot,
-        dark: false,
-        inverted: true,
-        source_directories: Some(Vec::new()),
-        open: None,
-        stats: None,
+        sampling: SamplingOptions {
+            hz: 997,
+            duration: None,
+            idle: false,
+            off_cpu: false,
+            method: SamplingMethod::Auto,
+            kernel: true,
+            children: false,
+            children_needed: false,
+            threads: false,
+            unwind: UnwindMethod::Auto,
+            max_depth: 1024,
+            timeline_bytes: 64 << 20,
+            max_stop_percent: 2.0,
+            seed: None,
+        },
+        output: OutputOptions {
+            outputs: Vec::new(),
+            default_format: Format::Svg,
+            per_process: false,
+            symbol_options: SymbolOptions { inlines: true, lines: false, style: Style::Readable },
+            pprof_timestamps: false,
+            reverse: false,
+            source_directories: Some(Vec::new()),
+            open: None,
+            stats: None,
+            graph: GraphOptions {
+                title: None,
+                min_width_percent: 0.01,
+                colors: Colors::Hot,
+                dark: false,
+                inverted: true,
+            },
+        },
         verbosity: Verbosity::Normal,
-        seed: None,
     };
     for line in ["--pid 4242", "-p 4242", "-p4242", "--pid=4242", "record --pid 4242"] {
         assert_eq!(record(line), expected, "{line}");
@@ -94,35 +100,41 @@ fn every_option_is_parsed() {
         heap: None,
         source: Source::Pid(1),
         launch: LaunchOptions::default(),
-        hz: 99,
-        duration: Some(Duration::from_millis(500)),
-        outputs: vec![file("a.svg", Format::Svg), file("b.dat", Format::Folded)],
-        default_format: Format::Folded,
-        idle: true,
-        off_cpu: false,
-        method: SamplingMethod::Ptrace,
-        kernel: false,
-        children: false,
-        children_needed: false,
-        per_process: false,
-        threads: true,
-        unwind: UnwindMethod::FramePointer,
-        symbol_options: SymbolOptions { inlines: false, lines: true, style: Style::Short },
-        max_depth: 65_536,
-        timeline_bytes: 2 << 30,
-        max_stop_percent: 0.5,
-        title: Some("T".into()),
-        pprof_timestamps: true,
-        reverse: true,
-        min_width_percent: 1.5,
-        colors: Colors::BlueOrange,
-        dark: true,
-        inverted: false,
-        source_directories: Some(Vec::new()),
-        open: None,
-        stats: Some(Destination::File("s.json".into())),
+        sampling: SamplingOptions {
+            hz: 99,
+            duration: Some(Duration::from_millis(500)),
+            idle: true,
+            off_cpu: false,
+            method: SamplingMethod::Ptrace,
+            kernel: false,
+            children: false,
+            children_needed: false,
+            threads: true,
+            unwind: UnwindMethod::FramePointer,
+            max_depth: 65_536,
+            timeline_bytes: 2 << 30,
+            max_stop_percent: 0.5,
+            seed: Some(7),
+        },
+        output: OutputOptions {
+            outputs: vec![file("a.svg", Format::Svg), file("b.dat", Format::Folded)],
+            default_format: Format::Folded,
+            per_process: false,
+            symbol_options: SymbolOptions { inlines: false, lines: true, style: Style::Short },
+            pprof_timestamps: true,
+            reverse: true,
+            source_directories: Some(Vec::new()),
+            open: None,
+            stats: Some(Destination::File("s.json".into())),
+            graph: GraphOptions {
+                title: Some("T".into()),
+                min_width_percent: 1.5,
+                colors: Colors::BlueOrange,
+                dark: true,
+                inverted: false,
+            },
+        },
         verbosity: Verbosity::Verbose,
-        seed: Some(7),
     };
     assert_eq!(record(line), expected);
 }
@@ -164,14 +176,14 @@ fn a_command_is_launched_and_ended_as_requested() {
 
 #[test]
 fn the_last_option_wins_as_in_aliases() {
-    assert_eq!(record("--hz 99 --pid 1 --hz 100 --title a --title b").hz, 100);
-    assert!(!record("--pid 1 --inverted --no-inverted").inverted);
-    assert!(record("--pid 1 --no-inverted --inverted").inverted);
+    assert_eq!(record("--hz 99 --pid 1 --hz 100 --title a --title b").sampling.hz, 100);
+    assert!(!record("--pid 1 --inverted --no-inverted").output.graph.inverted);
+    assert!(record("--pid 1 --no-inverted --inverted").output.graph.inverted);
 }
 
 #[test]
 fn formats_come_from_extensions() {
-    let outputs = |line: &str| record(&format!("--pid 1 {line}")).outputs;
+    let outputs = |line: &str| record(&format!("--pid 1 {line}")).output.outputs;
     assert_eq!(outputs("-o a.txt"), [file("a.txt", Format::Folded)]);
     assert_eq!(outputs("-o a --format svg"), [file("a", Format::Svg)]);
     assert_eq!(outputs("-o -"), [Output { to: Destination::Stdout, format: Format::Folded }]);
@@ -325,9 +337,9 @@ fn a_stub_has_an_address_and_an_optional_program() {
     let recording = record("--gdb board:3333 --exec fw.elf");
     let place = StubAddress::Tcp { host: "board".to_owned(), port: 3333 };
     assert_eq!(recording.source, Source::Gdb(Stub { place, exec: Some("fw.elf".into()) }));
-    assert!((recording.max_stop_percent - 5.0).abs() < 1e-9, "round trips take their time");
+    assert!((recording.sampling.max_stop_percent - 5.0).abs() < 1e-9, "round trips take their time");
     for share in ["1", "1%"] {
-        let stop = record(&format!("--gdb :1 --max-stop {share}")).max_stop_percent;
+        let stop = record(&format!("--gdb :1 --max-stop {share}")).sampling.max_stop_percent;
         assert!((stop - 1.0).abs() < 1e-9, "{share}");
     }
     let command = parse(["--gdb", "|gdbserver - ./a b"].map(OsString::from), &find);
@@ -358,7 +370,7 @@ fn a_stub_has_an_address_and_an_optional_program() {
 #[test]
 fn several_processes_are_selected_by_number_or_property() {
     let source = |line: &str| match parsed(line) {
-        Ok(Command::Record(recording)) => (recording.source, recording.children),
+        Ok(Command::Record(recording)) => (recording.source, recording.sampling.children),
         other => panic!("{line}: {other:?}"),
     };
     let several = |several: ProcessArguments| (Source::Several(several), false);

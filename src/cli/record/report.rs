@@ -69,18 +69,18 @@ pub(super) fn stats(
     outputs::write_to(files, to, &mut |out| out.write_all(json.as_bytes()))
 }
 
-/// Prints the closing summary; `how` is the unwind method, which determines the hints.
+/// Prints the closing summary; `method` determines the hints.
 pub(super) fn summary(
     verbosity: Verbosity,
     recording: &Recording,
     names: &Names,
     figures: &RunFigures,
-    how: UnwindMethod,
+    method: UnwindMethod,
 ) {
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let hints = hints::of(recording, names, how);
+    let hints = hints::of(recording, names, method);
     messages::block(&summary::text(&recording.process, recording.hz, &recording.stats, figures, &hints));
     if verbosity == Verbosity::Verbose {
         messages::block(&missing_names(recording, names));
@@ -137,7 +137,7 @@ pub(super) fn cut_short(recording: &Recording) -> Option<Error> {
 }
 
 /// The request of a recording without samples.
-pub(super) struct Nothing<'a> {
+pub(super) struct EmptyRecording<'a> {
     /// Waiting threads were to be recorded, too.
     pub(super) idle: bool,
     /// Only waiting threads were to be recorded.
@@ -152,8 +152,8 @@ pub(super) struct Nothing<'a> {
 const USED_NS_MIN: u64 = 50_000_000;
 
 /// Why a recording has no samples.
-pub(super) fn nothing_sampled(recording: &Recording, request: &Nothing<'_>) -> Error {
-    let &Nothing { idle, off_cpu, program, command } = request;
+pub(super) fn nothing_sampled(recording: &Recording, request: &EmptyRecording<'_>) -> Error {
+    let &EmptyRecording { idle, off_cpu, program, command } = request;
     let process = text::process(&recording.process.name, recording.process.pid);
     let seconds = recording.stats.duration_ns as f64 / 1e9;
     if let Some(why) = &recording.stats.cut_short {

@@ -27,7 +27,7 @@ struct Program {
     random: Random,
     model: HeapModel,
     rate: SamplingRate,
-    next_pointer: u64,
+    next_block: u64,
     now_ns: u64,
 }
 
@@ -37,24 +37,24 @@ impl Program {
     fn new(seed: u64, every_bytes: u64) -> Program {
         let rate = SamplingRate::new(every_bytes);
         let model = HeapModel::new(rate);
-        Program { random: Random(seed), model, rate, next_pointer: 4096, now_ns: 1 }
+        Program { random: Random(seed), model, rate, next_block: 4096, now_ns: 1 }
     }
 
-    /// Allocates, and returns the pointer.
+    /// Allocates, and returns the block.
     fn allocate(&mut self, site: u32, bytes: u64) -> u64 {
         self.now_ns += 10;
-        self.next_pointer += 16;
+        self.next_block += 16;
         if self.random.unit() <= self.rate.probability(bytes) {
-            self.model.allocate(PROCESS, self.next_pointer, bytes, self.now_ns, Some(NodeId(site)));
+            self.model.allocate(PROCESS, self.next_block, bytes, self.now_ns, Some(NodeId(site)));
         }
-        self.next_pointer
+        self.next_block
     }
 
-    fn free(&mut self, pointer: u64) {
+    fn free(&mut self, block: u64) {
         self.now_ns += 10;
         // As the shim does: frees of unsampled blocks are not reported.
-        if self.model.live.get(&PROCESS).is_some_and(|live| live.contains_key(&pointer)) {
-            self.model.free(PROCESS, pointer, self.now_ns, false);
+        if self.model.live.get(&PROCESS).is_some_and(|live| live.contains_key(&block)) {
+            self.model.free(PROCESS, block, self.now_ns, false);
         }
     }
 }
@@ -67,9 +67,9 @@ fn run_thirty_sites(seed: u64, every_bytes: u64) -> (HeapValues, Vec<(u64, u64)>
         let bytes = 16u64 << (site * 20 / 29);
         let total = (1 << 20 << (site % 5)).max(bytes);
         for number in 0..total / bytes {
-            let pointer = program.allocate(site, bytes);
+            let block = program.allocate(site, bytes);
             if site % 3 == 1 && number % 2 == 0 || site % 7 == 6 {
-                program.free(pointer);
+                program.free(block);
             } else {
                 truth[site as usize].0 += bytes;
                 truth[site as usize].1 += 1;
@@ -118,10 +118,10 @@ fn coverage(runs: u64, sizes: fn(&mut Random, u64) -> u64) -> [[(u32, u32); 4]; 
             let samples = 1 + (site as u64 * 7 + seed) % 20;
             for number in 0..samples * 4096 / each {
                 let bytes = sizes(&mut program.random, each);
-                let pointer = program.allocate(site as u32, bytes);
+                let block = program.allocate(site as u32, bytes);
                 let is_freed = number % 3 == 0;
                 if is_freed {
-                    program.free(pointer);
+                    program.free(block);
                 }
                 let part = u64::from(!is_freed);
                 let values = [part * bytes, part, bytes, 1];
@@ -213,9 +213,9 @@ fn the_peak_is_the_state_with_the_most_bytes_in_use() {
                 }
                 0..=2 if !live.is_empty() => {
                     let at = random.below(live.len() as u64) as usize;
-                    let (process, pointer, node, bytes) = live.swap_remove(at);
+                    let (process, block, node, bytes) = live.swap_remove(at);
                     by_node[node as usize] -= bytes;
-                    model.free(process, pointer, step, false);
+                    model.free(process, block, step, false);
                 }
                 _ => {
                     let (node, bytes) = (random.below(5) as u32, 1 + random.below(1000));

@@ -129,7 +129,7 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
         // Memory changes before it is read again.
         clock.advance(random.below(12 * MS as usize) as u64);
         let sample = Sample { thread: THREAD, capture, at_ns: 0, waiting: false, off_cpu_ns: 0 };
-        let taken = recorder.take(&mut target, sample, 1, 1 << 20, &mut frames);
+        let taken = recorder.add_sample(&mut target, sample, 1, 1 << 20, &mut frames);
         if taken.stack.is_some_and(|(_, ended)| ended.is_complete()) {
             complete += 1;
             let is_pc = |depth: usize, at: Avma| match depth {

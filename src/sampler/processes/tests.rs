@@ -140,7 +140,7 @@ fn a_sample_of_an_unknown_thread_has_its_own_loss_reason() {
     recorder.remove_thread(thread, None, "ended");
     let sample = Sample { thread, capture: Box::new(capture), at_ns: 0, waiting: false, off_cpu_ns: 0 };
     let mut frames = Frames::default();
-    let outcome = recorder.take(&mut mapped, sample, 5_000_000, 1 << 16, &mut frames);
+    let outcome = recorder.add_sample(&mut mapped, sample, 5_000_000, 1 << 16, &mut frames);
     assert!(outcome.stack.is_none() && frames.addresses.is_empty());
     let stats = recorder.finish(&mapped).stats;
     assert_eq!(Vec::from_iter(stats.samples_lost), [(UNKNOWN_THREAD, 5)]);

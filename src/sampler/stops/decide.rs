@@ -18,20 +18,20 @@ impl StopDriver<'_> {
         let Some(account) = self.recorder.account_mut(id) else { return false };
         match status.activity {
             // If only a stop reveals the state, it also reveals whether there is anything to record.
-            Activity::Running | Activity::Unknown => self.ask(id, false),
+            Activity::Running | Activity::Unknown => self.request_stop(id, false),
             // It uses no CPU time, but wall-clock time passes where it waits for a CPU.
-            Activity::Ready => self.options.idle && self.ask(id, false),
+            Activity::Ready => self.options.idle && self.request_stop(id, false),
             // A ready thread that got no CPU since its last sample weighs nothing. An unchanged status may also
             // mean that it kept running: then every runnable thread has a CPU.
             Activity::Runnable if moved || self.polls.runnable() <= self.target.process().cpus => {
-                self.ask(id, false)
+                self.request_stop(id, false)
             }
             Activity::Waiting if self.options.idle => self.decide_waiting(id, status),
             // It ran and waits again. Its time is carried to a sample that finds it running, which shows where it
             // was used. Finding it waiting every time by chance is unlikely (e^-4).
             Activity::Waiting if moved && !self.target.process().stops_interrupt_syscalls => {
                 let periods = if self.schedule.is_closing() { 1 } else { CARRIED_PERIODS };
-                account.clock.used_at_least(periods, self.options.hz) && self.ask(id, true)
+                account.clock.used_at_least(periods, self.options.hz) && self.request_stop(id, true)
             }
             // Not stopped, and its next stack must not weigh this time.
             Activity::Stopped if self.options.idle => {
@@ -66,10 +66,10 @@ impl StopDriver<'_> {
 
     /// Requests stops of threads that may be on a CPU, as many as CPUs remain: those last seen using one first,
     /// ties in random order.
-    pub(super) fn ask_maybe_running(&mut self, cpus_left: usize) -> std::result::Result<(), Fault> {
+    pub(super) fn request_maybe_running(&mut self, cpus_left: usize) -> std::result::Result<(), Fault> {
         let (tick, recorder) = (self.recorder.stats.ticks, &self.recorder);
         let used_at_tick = |id| recorder.account(id).map(|account| account.clock.used_at_tick());
-        let maybe_running = self.polls.take_put_off(tick, used_at_tick);
+        let maybe_running = self.polls.take_postponed(tick, used_at_tick);
         let mut pending_stops = 0;
         for id in &maybe_running {
             if pending_stops >= cpus_left {
@@ -105,7 +105,7 @@ impl StopDriver<'_> {
         false
     }
 
-    pub(super) fn ask(&mut self, id: ThreadId, waiting: bool) -> bool {
+    pub(super) fn request_stop(&mut self, id: ThreadId, waiting: bool) -> bool {
         let stack_bytes = self.stack_bytes(id);
         let Some(state) = self.threads.get_mut(&id) else { return false };
         match self.target.interrupt(id, stack_bytes, self.options.idle || waiting) {

@@ -58,8 +58,9 @@ impl StopDriver<'_> {
         let Some(state) = self.threads.remove(&id) else { return };
         self.walk_deferred(state.process, DueSamples::ThreadEnded(id));
         let before_ns = self.recorder.stats.target_cpu_ns;
-        let program =
-            self.stands_for(state.process, id).filter(|program| self.unsampled.has_room_for(program));
+        let program = self
+            .represented_program(state.process, id)
+            .filter(|program| self.unsampled.has_room_for(program));
         if let Some(program) = program.map(str::to_owned) {
             self.unsampled.add(program, self.recorder.leave_thread(id, cpu_ns));
         } else {
@@ -117,8 +118,8 @@ impl StopDriver<'_> {
     /// The program of which a thread represents unsampled processes ([`UnsampledTime`]), if CPU time is recorded.
     ///
     /// [`UnsampledTime`]: super::super::unsampled::UnsampledTime
-    fn stands_for(&self, pid: u32, id: ThreadId) -> Option<&str> {
-        self.processes.stands_for(pid, id).filter(|_| !self.options.idle)
+    fn represented_program(&self, pid: u32, id: ThreadId) -> Option<&str> {
+        self.processes.represented_program(pid, id).filter(|_| !self.options.idle)
     }
 
     /// Prepares a thread's sample for weighing. The first sample of a process gets a part of the unsampled time of
@@ -133,7 +134,7 @@ impl StopDriver<'_> {
             return;
         };
         let Some(pid) = self.threads.get(&id).map(|state| state.process) else { return };
-        let Some(program) = self.stands_for(pid, id).map(str::to_owned) else { return };
+        let Some(program) = self.represented_program(pid, id).map(str::to_owned) else { return };
         let given_ns = self.unsampled.take(&program, self.schedule.interval_ns(), used_ns);
         if let Some(account) = self.recorder.account_mut(id) {
             account.clock.add_unsampled(given_ns);
@@ -203,7 +204,7 @@ impl StopDriver<'_> {
     pub(super) fn end_process(&mut self, pid: u32) {
         self.walk_captured();
         self.walk_deferred(pid, DueSamples::All);
-        self.lose_rest_of_ended(pid);
+        self.lose_unattributed_of_ended(pid);
         if let Some(of) = self.processes.end(pid) {
             self.recorder.note_event(EventKind::ProcessEnd, pid, "");
             self.recorder.end_process(of);
@@ -218,24 +219,24 @@ impl StopDriver<'_> {
     }
 
     /// Counts CPU time of processes, by these clocks, beyond that of their threads as lost for this reason.
-    pub(super) fn lose_rests(&mut self, clocks_ns: &HashMap<u32, u64>, reason: &'static str) {
+    pub(super) fn lose_unattributed_of_all(&mut self, clocks_ns: &HashMap<u32, u64>, reason: &'static str) {
         let mut alive_ns: HashMap<u32, u64> = HashMap::new();
         for (id, state) in &self.threads {
             let used_ns = self.recorder.account(*id).map_or(0, |account| account.clock.used_cpu_ns());
             *alive_ns.entry(state.process).or_default() += used_ns;
         }
-        let rest_ns = self.processes.take_rests_ns(clocks_ns, &alive_ns);
-        self.lose_rest(reason, rest_ns);
+        let rest_ns = self.processes.take_unattributed_of_all_ns(clocks_ns, &alive_ns);
+        self.lose_unattributed(reason, rest_ns);
     }
 
     /// Counts CPU time of an ended process beyond that of its threads as lost.
-    fn lose_rest_of_ended(&mut self, pid: u32) {
+    fn lose_unattributed_of_ended(&mut self, pid: u32) {
         let clock_ns = self.target.process_cpu_ns(pid);
-        let rest_ns = self.processes.take_rest_of_ended_ns(pid, clock_ns);
-        self.lose_rest(BY_NO_KNOWN_THREAD, rest_ns);
+        let rest_ns = self.processes.take_unattributed_of_ended_ns(pid, clock_ns);
+        self.lose_unattributed(BY_NO_KNOWN_THREAD, rest_ns);
     }
 
-    fn lose_rest(&mut self, reason: &'static str, rest_ns: u64) {
+    fn lose_unattributed(&mut self, reason: &'static str, rest_ns: u64) {
         self.recorder.stats.target_cpu_ns += rest_ns;
         // Wall-clock time covers known threads only.
         if !self.options.idle {
@@ -310,7 +311,7 @@ impl StopDriver<'_> {
                 self.note_ended(state.process, before_ns);
             }
         }
-        self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);
+        self.lose_unattributed_of_all(&clocks, BY_NO_KNOWN_THREAD);
         for unsampled_ns in self.unsampled.left_ns() {
             self.recorder.lose_since(ENDED, self.schedule.start_ns(), unsampled_ns);
         }

@@ -31,7 +31,7 @@ impl StopDriver<'_> {
             return false;
         }
         // A wait that has just begun tolerates a stop.
-        self.ask(id, true)
+        self.request_stop(id, true)
     }
 
     /// Walks the threads captured without a stop, and stops those for which a stop shows more.
@@ -49,7 +49,7 @@ impl StopDriver<'_> {
                 self.captures.push(Sample { thread: id, capture, at_ns, waiting: true, off_cpu_ns: 0 });
             } else {
                 self.captures.give_back(capture);
-                self.ask(id, true);
+                self.request_stop(id, true);
             }
         }
         self.captures.reuse_sleeping(sleeping);

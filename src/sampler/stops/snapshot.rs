@@ -149,7 +149,7 @@ impl StopDriver<'_> {
                         account.stack.reach(stack_bytes, STACK_BYTES_MAX as usize);
                     }
                     if !self.walk_sleeping(stack, &mut frames) {
-                        self.ask(stack.thread, stack.activity != Activity::Runnable);
+                        self.request_stop(stack.thread, stack.activity != Activity::Runnable);
                     }
                 }
             }

@@ -36,7 +36,7 @@ impl StopDriver<'_> {
             if let Some(thread) = thread {
                 thread.call(&mut || {
                     let clocks = self.process_clocks();
-                    self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);
+                    self.lose_unattributed_of_all(&clocks, BY_NO_KNOWN_THREAD);
                     self.target.release();
                 });
                 thread.shut_down();
@@ -69,7 +69,7 @@ impl StopDriver<'_> {
         }
         let clocks = self.process_clocks();
         self.skip_all();
-        self.lose_rests(&clocks, SUSPENDED);
+        self.lose_unattributed_of_all(&clocks, SUSPENDED);
         self.run()
     }
 

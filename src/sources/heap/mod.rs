@@ -1,14 +1,17 @@
 //! Allocations of a command with the heap shim: memory that it shares with stackprof, a directory with the shim, a
 //! control file and one ring of records per process, and the source that reads it.
 //!
-//! `directory.rs` creates and removes it, `ring.rs` reads records, `source.rs` reads the rings of all processes several
-//! times a second; what only a system can answer about a process is in `process.rs`. Processes are hostile: their
-//! records are copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
+//! `directory.rs` creates and removes it, `ring.rs` reads records, `recorded_process.rs` reads the rings of a process,
+//! `source.rs` those of all processes several times a second; what only a system can answer about a process is in
+//! `process.rs`. Processes are hostile: their records are copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
 
+mod batch_interval;
 mod capture;
 pub mod directory;
 pub(in crate::sources) mod process;
+mod recorded_process;
 pub mod ring;
+mod ring_clock;
 mod ring_losses;
 #[allow(dead_code)] // The rest is for the shim.
 #[path = "../../heap_shim/shared_memory.rs"]

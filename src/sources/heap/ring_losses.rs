@@ -11,6 +11,8 @@ pub(super) struct RingLosses {
     pub(super) frees: u64,
     pub(super) early: u64,
     pub(super) no_space: u64,
+    /// Rings that could not be read further.
+    pub(super) malformed_rings: u64,
 }
 
 impl RingLosses {
@@ -20,6 +22,7 @@ impl RingLosses {
         self.frees = self.frees.saturating_add(other.frees);
         self.early = self.early.saturating_add(other.early);
         self.no_space = self.no_space.saturating_add(other.no_space);
+        self.malformed_rings = self.malformed_rings.saturating_add(other.malformed_rings);
     }
 
     /// Adds those of a ring.

@@ -257,7 +257,7 @@ fn unless_panic<R>(result: std::thread::Result<Result<R>>) -> Result<R> {
         let said = said.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         Err(Error::new(
             ErrorKind::System,
-            format!("internal error, please report it: {said}; the target was let go and runs on"),
+            format!("internal error, please report it: {said}; the target was released and still runs"),
         ))
     })
 }

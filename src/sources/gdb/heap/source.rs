@@ -127,15 +127,15 @@ impl PushedSource for GdbHeapSource {
             match self.heap.next(end_ns, &mut capture) {
                 Ok(HeapEvent::Allocated { thread, block, bytes, moved_from }) => {
                     if let Some(pointer) = moved_from {
-                        let free = SampledFree { pointer, may_be_inherited: false };
+                        let free = SampledFree { block: pointer, may_be_inherited: false };
                         self.push(thread, SourceEvent::Free(free), into);
                     }
                     leave(&mut capture);
-                    let allocation = SampledAllocation { pointer: block, bytes, untracked: false };
+                    let allocation = SampledAllocation { block, bytes, untracked: false };
                     self.push(thread, SourceEvent::Allocation(allocation, capture), into);
                 }
                 Ok(HeapEvent::Freed { block: pointer }) => {
-                    let free = SampledFree { pointer, may_be_inherited: false };
+                    let free = SampledFree { block: pointer, may_be_inherited: false };
                     self.push(ThreadId(0), SourceEvent::Free(free), into);
                 }
                 Ok(HeapEvent::Timeout) => break,

@@ -4,9 +4,10 @@
 use std::process::{Child, Command};
 
 use super::*;
+use crate::sources::heap::process::RingFiles;
 use crate::sources::heap::ring::AllocationRecord;
 use crate::sources::heap::ring::tests::RingWriter;
-use crate::sources::heap::shared_memory::Kind;
+use crate::sources::heap::shared_memory::{Kind, RING_PREFIX};
 use crate::sources::linux::heap::{LinuxProcess, process_of};
 
 const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0, records_mappings: false };
@@ -67,9 +68,9 @@ fn record(number: u64, time_ns: u64) -> AllocationRecord {
 fn named(event: &TimedEvent) -> String {
     match &event.event {
         SourceEvent::Allocation(allocation, _) => format!("allocation of {}", allocation.bytes),
-        SourceEvent::Free(free) => format!("free of {:x}", free.pointer),
-        SourceEvent::Shrink { pointer, bytes } => format!("{bytes} bytes of {pointer:x}"),
-        SourceEvent::Restore { pointer } => format!("restore of {pointer:x}"),
+        SourceEvent::Free(free) => format!("free of {:x}", free.block),
+        SourceEvent::Shrink { block, bytes } => format!("{bytes} bytes of {block:x}"),
+        SourceEvent::Restore { block } => format!("restore of {block:x}"),
         SourceEvent::ProcessStarted { name } => format!("start of {name}"),
         SourceEvent::Exec { name } => format!("exec of {}", name.as_deref().unwrap_or_default()),
         SourceEvent::ProcessEnded { .. } => "end".to_owned(),
@@ -85,7 +86,7 @@ fn records_become_ordered_events_with_the_callers_state() {
     let pid = recording.command.id();
     let mut ring = recording.ring(pid, 0);
     // Mapped, as the shim does: the process runs the program of this ring.
-    let now_ns = recording.source.main().process.ring_clock_ns();
+    let now_ns = recording.source.main().process().ring_clock_ns();
     ring.allocate(&record(1, now_ns));
     // From another thread, with a clock that is behind, and one far ahead.
     ring.free(Kind::Free, (now_ns - 1_000_000, 1 << 12, 78));
@@ -94,7 +95,7 @@ fn records_become_ordered_events_with_the_callers_state() {
     ring.free(Kind::Shrink, (now_ns, 2 << 12, 1));
     ring.free(Kind::Free, (now_ns, 2 << 12, 1));
     let events =
-        recording.events_until(|event| matches!(event, SourceEvent::Free(free) if free.pointer == 2 << 12));
+        recording.events_until(|event| matches!(event, SourceEvent::Free(free) if free.block == 2 << 12));
     let names: Vec<String> = events.iter().map(named).collect();
     let expected = [
         "exec of prog",
@@ -162,7 +163,7 @@ fn a_child_is_reported_from_its_ring_to_its_end_and_its_files_are_removed() {
     ring.allocate(&record(3, 1));
     let events = recording.events_until(|event| matches!(event, SourceEvent::Allocation(..)));
     assert_eq!(events.iter().map(named).collect::<Vec<_>>(), ["start of prog", "images", "allocation of 30"]);
-    recording.source.processes.get_mut(&pid).unwrap().process.trust_program();
+    recording.source.processes.get_mut(&pid).unwrap().process_mut().trust_program();
     ring.free(Kind::Free, (2, 3 << 12, 1));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -182,7 +183,7 @@ fn a_child_is_reported_from_its_ring_to_its_end_and_its_files_are_removed() {
 #[test]
 fn the_end_of_a_process_is_processed_before_later_events_of_others() {
     let mut recording = Recording::new();
-    let now_ns = recording.source.main().process.ring_clock_ns();
+    let now_ns = recording.source.main().process().ring_clock_ns();
     let mut rings = Vec::new();
     for number in [1, 2] {
         let mut child = Command::new("true").spawn().unwrap();
@@ -208,20 +209,20 @@ fn a_process_ends_when_it_began_to_exit_or_else_when_it_was_last_known_to_run() 
     for begins_to_exit in [true, false] {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let mut ring = recording.ring(child.id(), 0);
-        ring.allocate(&record(1, recording.source.main().process.ring_clock_ns()));
+        ring.allocate(&record(1, recording.source.main().process().ring_clock_ns()));
         recording.events_until(|event| matches!(event, SourceEvent::Allocation(..)));
-        recording.source.processes.get_mut(&child.id()).unwrap().process.trust_program();
+        recording.source.processes.get_mut(&child.id()).unwrap().process_mut().trust_program();
         recording.source.next_batch(u64::MAX, &mut Vec::new()).unwrap();
-        let alive_ns = recording.source.processes[&child.id()].alive_ns;
+        let alive_ns = recording.source.processes[&child.id()].alive_ns();
         if begins_to_exit {
-            ring.end(recording.source.origin_ns + alive_ns - 1000);
+            ring.end(recording.source.clock.ring_ns(alive_ns) - 1000);
         }
         // Its parent does not wait for it.
         child.kill().unwrap();
         let events = recording.events_until(|event| matches!(event, SourceEvent::ProcessEnded { .. }));
         let end_ns = events.last().unwrap().at_ns;
         // It was seen again before the signal arrived.
-        let seen_ns = recording.source.processes[&child.id()].alive_ns;
+        let seen_ns = recording.source.processes[&child.id()].alive_ns();
         let expected_ns = if begins_to_exit { alive_ns - 1000 } else { seen_ns };
         assert!((expected_ns..expected_ns + 10).contains(&end_ns), "{end_ns}, {alive_ns}, {seen_ns}");
         child.wait().unwrap();
@@ -241,7 +242,7 @@ fn images_of_an_exited_process_are_those_copied_by_the_shim() {
         }
     };
     let [begin, end] = recording.source.directory.maps(pid, 0);
-    let mut process = recording.source.main().process.new_for(pid);
+    let mut process = recording.source.main().process().new_for(pid);
     let ring = RingFiles { name: format!("{RING_PREFIX}{pid}.0"), images: [begin.clone(), end.clone()] };
     process.set_ring("prog", ring);
     let mut list = Vec::new();
@@ -267,13 +268,13 @@ fn an_overwritten_ring_is_counted_and_abandoned() {
     let ring = recording.ring(pid, 0);
     let file = std::fs::File::options().write(true).open(&ring.path).unwrap();
     file.set_len(70_000).unwrap();
-    while recording.source.losses.malformed == 0 {
+    while recording.source.allocation_losses().malformed_rings == 0 {
         recording.source.next_batch(0, &mut Vec::new()).unwrap();
     }
     recording.command.kill().unwrap();
     let events = recording.events_until(|event| matches!(event, SourceEvent::Exited(_)));
     assert_eq!(events.len(), 1);
-    assert_eq!(recording.source.allocation_losses().malformed, 1);
+    assert_eq!(recording.source.allocation_losses().malformed_rings, 1);
 }
 
 #[test]

@@ -170,11 +170,11 @@ impl ProbedHeap {
                     let mut capture =
                         spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(captured.stack.len())));
                     fill(&mut capture, captured);
-                    let allocation = SampledAllocation { pointer: block, bytes, untracked: false };
+                    let allocation = SampledAllocation { block, bytes, untracked: false };
                     (thread, at_ns, SourceEvent::Allocation(allocation, capture))
                 }
                 HeapSample::Freed { at_ns, block } => {
-                    let free = SampledFree { pointer: block, may_be_inherited: false };
+                    let free = SampledFree { block, may_be_inherited: false };
                     (ThreadId(process.into()), at_ns, SourceEvent::Free(free))
                 }
             };

@@ -27,7 +27,8 @@ const ALLOCATORS: [(&[u8], &str); 4] = [
 pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_bytes: u64) -> String {
     let shown = program.display();
     let found = refusal::find_program(program);
-    if losses.still_runs && (losses.programs == 0 || losses.refused.is_empty() && losses.malformed == 0) {
+    if losses.still_runs && (losses.programs == 0 || losses.refused.is_empty() && losses.malformed_rings == 0)
+    {
         return "the recording ended before a sample was taken; record longer, or with a smaller --every"
             .to_owned();
     }
@@ -57,15 +58,15 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     if let Some(why) = &losses.ended_early {
         return why.clone();
     }
-    if !losses.unrecorded.is_empty() {
+    if !losses.without_shim.is_empty() {
         let counted: Vec<String> =
-            losses.unrecorded.iter().map(|(why, count)| format!("{count} {why}")).collect();
+            losses.without_shim.iter().map(|(why, count)| format!("{count} {why}")).collect();
         return format!(
             "some of its processes ran without the heap shim, at least {}; record that program itself",
             counted.join(", ")
         );
     }
-    if losses.malformed > 0 {
+    if losses.malformed_rings > 0 {
         return "what it reported was overwritten, by the program itself or another one".to_owned();
     }
     if let Some(allocator) = found.as_deref().and_then(own_allocator) {
@@ -202,7 +203,7 @@ mod tests {
             let running = AllocationLosses { still_runs: true, ..losses(programs) };
             assert!(why(&running).starts_with("the recording ended before a sample was taken"));
         }
-        let without = AllocationLosses { unrecorded: vec![("linked statically", 1)], ..losses(1) };
+        let without = AllocationLosses { without_shim: vec![("linked statically", 1)], ..losses(1) };
         assert!(why(&without).contains("ran without the heap shim, at least 1 linked statically; record"));
         let other =
             AllocationLosses { ended_early: Some("it became another program".to_owned()), ..losses(1) };

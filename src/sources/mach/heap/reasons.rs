@@ -102,7 +102,7 @@ pub(super) fn of_signature(flags: u32) -> Option<String> {
 #[must_use]
 pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_bytes: u64) -> String {
     let shown = program.display();
-    if losses.still_runs && losses.refused.is_empty() && losses.malformed == 0 {
+    if losses.still_runs && losses.refused.is_empty() && losses.malformed_rings == 0 {
         return "the recording ended before a sample was taken; record longer, or with a smaller --every"
             .to_owned();
     }
@@ -127,7 +127,7 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
             )
         };
     }
-    if losses.malformed > 0 {
+    if losses.malformed_rings > 0 {
         return "what it reported was overwritten, by the program itself or another one".to_owned();
     }
     match every_bytes {
