@@ -70,7 +70,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One sub
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l open -d 'Open the profile in a viewer afterwards, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l pprof-timestamps -d 'In pprof files, write each sample by itself, with its time as a label (end_timestamp_ns); files are larger'
@@ -143,7 +143,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l open -d 'Open the profile in a viewer afterwards, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l pprof-timestamps -d 'In pprof files, write each sample by itself, with its time as a label (end_timestamp_ns); files are larger'
@@ -165,7 +165,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-proce
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l every -d 'Bytes allocated per sample, on average, such as 64K; 1 samples all allocations [default: 512K]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l type -d 'Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space, alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof and OTLP have all [default: inuse_space]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers per row of the table of leaks, 1 to 64 [default: 1]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Functions to pass over in the table of leaks, as it does operator new and xmalloc: their callers are shown; may be given more than once' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Functions to skip in the table of leaks, like operator new and xmalloc: their callers are shown; may be given more than once' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l older-than -d 'Count as in use only blocks that are at least this old at the end: what is freed soon is no leak' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-slowdown -d 'With --pid: end the recording if the probes slow the process by more than this [default: 10]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l alloc -d 'With --gdb: a function that allocates as many bytes as its first argument says; may be given more than once [default: malloc and other known names]' -r -f
@@ -202,7 +202,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'Re
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l threads -d 'One subtree per thread instead of one for all'
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l open -d 'Open the profile in a viewer afterwards, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
@@ -251,7 +251,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l open -d 'Open the profile in a viewer afterwards, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l pprof-timestamps -d 'In pprof files, write each sample by itself, with its time as a label (end_timestamp_ns); files are larger'
