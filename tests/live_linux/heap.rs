@@ -297,7 +297,7 @@ fn mappings_are_exact_on_request() {
         ("leak_commit", 192 << 10, 1),
         ("leak_grown", 2 << 20, 1),
         ("churn", 0, 0),
-        ("unmap_halves", 0, 0),
+        ("map_halves", 0, 0),
     ];
     for (function, bytes, blocks) in leaks {
         let found = (below(&space, function), below(&objects, function));
