@@ -3,7 +3,9 @@
 lines, comments and unit tests), lines of tests and scripts, structs of more than 15 fields, functions of
 more than 80 lines, comments that defer to another place, size of ARCHITECTURE.md.
 
-    scripts/measure/code.py [COMMIT...]        default: HEAD
+    scripts/measure/code.py [--list] [COMMIT...]        default: HEAD
+
+--list: names these structs and functions, too, with their numbers of fields and lines.
 
 Gates nothing. Circles of files are what tests/circles.rs fails on.
 """
@@ -11,6 +13,11 @@ Gates nothing. Circles of files are what tests/circles.rs fails on.
 import re
 import subprocess
 import sys
+
+FIELDS_MAX = 15
+LINES_MAX = 80
+STRUCTS = f"structs of more than {FIELDS_MAX} fields"
+FUNCTIONS = f"functions of more than {LINES_MAX} lines"
 
 DEFERS = re.compile(r"//[/!]? ?(?:.*\b(?:top of this file|as on the other|see above|see below)\b|The same\.?$|As above\.?$)")
 
@@ -67,8 +74,23 @@ def room(path):
     return "/".join(parts[:3]) if parts[1] == "sources" and len(parts) > 3 else "/".join(parts[:2])
 
 
+def too_large(code):
+    """Kind, name and size of each struct and function above the limits."""
+    for match in re.finditer(r"\bstruct (\w+)[^;{(]*\{", code):
+        body = code[match.end() : end_of_block(code, match.end() - 1)]
+        fields = len(re.findall(r"^\s*(?:pub(?:\([^)]*\))? )?\w+: ", body, re.M))
+        if fields > FIELDS_MAX:
+            yield STRUCTS, match.group(1), fields
+    for match in re.finditer(r"\bfn (\w+)[^;{]*\{", code):
+        lines = code[match.start() : end_of_block(code, match.end() - 1)].count("\n") + 1
+        if lines > LINES_MAX:
+            yield FUNCTIONS, match.group(1), lines
+
+
 def figures(commit):
-    found = {"structs of more than 15 fields": 0, "functions of more than 80 lines": 0, "comments that defer": 0}
+    """Figures of a commit by name, and what is too large: kind, size, path and name."""
+    found = {STRUCTS: 0, FUNCTIONS: 0, "comments that defer": 0}
+    large = []
     for path, text in files(commit):
         if path == "ARCHITECTURE.md":
             found["bytes of ARCHITECTURE.md"] = len(text.encode())
@@ -87,23 +109,29 @@ def figures(commit):
         lines = sum(1 for line in code.splitlines() if line.strip())
         for name in ("code of " + room(path), "code of src in all"):
             found[name] = found.get(name, 0) + lines
-        for match in re.finditer(r"\bstruct \w+[^;{(]*\{", code):
-            body = code[match.end() : end_of_block(code, match.end() - 1)]
-            found["structs of more than 15 fields"] += len(re.findall(r"^\s*(?:pub(?:\([^)]*\))? )?\w+: ", body, re.M)) > 15
-        for match in re.finditer(r"\bfn \w+[^;{]*\{", code):
-            body = code[match.start() : end_of_block(code, match.end() - 1)]
-            found["functions of more than 80 lines"] += body.count("\n") + 1 > 80
-    return found
+        for kind, name, size in too_large(code):
+            found[kind] += 1
+            large.append((kind, size, path, name))
+    return found, large
 
 
 def main():
-    commits = sys.argv[1:] or ["HEAD"]
-    columns = [figures(commit) for commit in commits]
+    options = [argument for argument in sys.argv[1:] if argument.startswith("-")]
+    if set(options) - {"--list"}:
+        sys.exit(__doc__)
+    commits = [argument for argument in sys.argv[1:] if argument not in options] or ["HEAD"]
+    results = [figures(commit) for commit in commits]
+    columns = [found for found, _ in results]
     names = sorted(set().union(*columns))
     width = max(map(len, names))
     print(" " * width, *(f"{commit[:12]:>12}" for commit in commits))
     for name in names:
         print(f"{name:{width}}", *(f"{column.get(name, 0):12}" for column in columns))
+    for commit, (_, large) in zip(commits, results if options else []):
+        for kind in (STRUCTS, FUNCTIONS):
+            print(f"\n{kind}, {commit[:12]}:")
+            for _, size, path, name in sorted((row for row in large if row[0] == kind), key=lambda row: (-row[1], row[2:])):
+                print(f"{size:5}  {path}  {name}")
 
 
 main()

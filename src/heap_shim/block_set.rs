@@ -20,7 +20,7 @@ pub const FILTER_SHIFT: u32 = 4;
 const DELETED: u64 = 1;
 
 /// Most slots that a lookup reads. With half of the slots in use, insertions hardly ever fail.
-const MAX_PROBES: usize = 64;
+const PROBES_MAX: usize = 64;
 
 /// The counter of an address. The entry points compute the same in assembly.
 pub const fn filter_index(address: u64) -> usize {
@@ -93,7 +93,7 @@ impl<'a> BlockSet<'a> {
         // Blocks of one page of the program share half a page of the table, so that few pages of it are touched.
         let page = (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let first = (page << 8 | (page >> 24 ^ address >> 4) & 0xff) as usize;
-        (0..MAX_PROBES.min(slots.len())).filter_map(move |step| slots.get(first.wrapping_add(step) & mask))
+        (0..PROBES_MAX.min(slots.len())).filter_map(move |step| slots.get(first.wrapping_add(step) & mask))
     }
 
     fn counter(&self, address: u64) -> &AtomicU8 {

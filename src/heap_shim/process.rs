@@ -12,9 +12,9 @@ use super::mappings::MappingTable;
 use super::ring::Ring;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
-    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DIRECTORY_VARIABLE, LostAllocations, MAGIC,
-    MAPS_PREFIX, MAX_DATA_SIZE, MAX_PIECE_SIZE, MAX_SET_SLOTS, MAX_STACK_SIZE, MIN_DATA_SIZE, Origin,
-    RING_PREFIX, RingHeader, SIZE_CLASSES, piece_size, size_class,
+    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
+    LostAllocations, MAGIC, MAPS_PREFIX, Origin, PIECE_SIZE_MAX, RING_PREFIX, RingHeader, SET_SLOTS_MAX,
+    SIZE_CLASSES, STACK_SIZE_MAX, piece_size, size_class,
 };
 use super::system;
 use core::ptr::null_mut;
@@ -177,14 +177,14 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     let slots = control.set_slots;
     let is_valid = control.mean_bytes > 0
         && data_size.is_power_of_two()
-        && (MIN_DATA_SIZE..=MAX_DATA_SIZE).contains(&data_size)
+        && (DATA_SIZE_MIN..=DATA_SIZE_MAX).contains(&data_size)
         && slots.is_power_of_two()
-        && (64..=MAX_SET_SLOTS).contains(&slots);
+        && (64..=SET_SLOTS_MAX).contains(&slots);
     if !is_valid {
         return refuse(Refusal::Control);
     }
     let largest = data_size / 4 - size_of::<Allocation>() as u64;
-    let stack_size = u64::from(control.stack_size.min(MAX_STACK_SIZE)).min(largest) as u32 & !15;
+    let stack_size = u64::from(control.stack_size.min(STACK_SIZE_MAX)).min(largest) as u32 & !15;
     let (Some(table), Some(state)) =
         (system::map_wiped(slots as usize * size_of::<u64>()), system::map_wiped(size_of::<[u32; 2]>()))
     else {
@@ -392,7 +392,7 @@ impl Process {
         }
         let Some(path) = take_buffers() else { return Err(Refusal::Create) };
         // Pieces of small rings are smaller than pages.
-        let has_pages = piece_size(data_size) == MAX_PIECE_SIZE;
+        let has_pages = piece_size(data_size) == PIECE_SIZE_MAX;
         let mut sequence = 0;
         let mapped = loop {
             set_name(path, &name(RING_PREFIX, pid, sequence));

@@ -96,14 +96,14 @@ pub const DATA_OFFSET: usize = 65536;
 pub const RECORD_ALIGNMENT: usize = 16;
 
 /// The largest `Control::stack_size`: buffers of 64 KiB on a stack are common, and callers lie above them.
-pub const MAX_STACK_SIZE: u32 = 131_072;
+pub const STACK_SIZE_MAX: u32 = 131_072;
 
 /// The smallest `Control::data_size`. Stacks are shortened so that a record takes
 /// at most a quarter of the data.
-pub const MIN_DATA_SIZE: u64 = 4096;
+pub const DATA_SIZE_MIN: u64 = 4096;
 
 /// The largest `Control::data_size`.
-pub const MAX_DATA_SIZE: u64 = 1 << 32;
+pub const DATA_SIZE_MAX: u64 = 1 << 32;
 
 /// Default size of the records in a ring: with the set of sampled blocks below 8 MB.
 pub const DEFAULT_DATA_SIZE: u64 = 4 << 20;
@@ -116,7 +116,7 @@ pub const OTHER_STACK_SIZE: u32 = 16384;
 pub const DEFAULT_SET_SLOTS: u64 = 1 << 16;
 
 /// The largest `Control::set_slots`: 2 GiB of address space, backed by memory only where used.
-pub const MAX_SET_SLOTS: u64 = 1 << 28;
+pub const SET_SLOTS_MAX: u64 = 1 << 28;
 
 /// The settings that stackprof passes to the shim, and reports of processes without a ring. All
 /// processes map it.
@@ -127,11 +127,11 @@ pub struct Control {
     pub magic: u64,
     /// Mean number of bytes between samples; 1 records every allocation.
     pub mean_bytes: u64,
-    /// Bytes of records in each ring: a power of two, [`MIN_DATA_SIZE`] to [`MAX_DATA_SIZE`].
+    /// Bytes of records in each ring: a power of two, [`DATA_SIZE_MIN`] to [`DATA_SIZE_MAX`].
     pub data_size: u64,
-    /// Slots of the set of sampled blocks: a power of two, 64 to [`MAX_SET_SLOTS`].
+    /// Slots of the set of sampled blocks: a power of two, 64 to [`SET_SLOTS_MAX`].
     pub set_slots: u64,
-    /// Most bytes of stack per sample: a multiple of 16, at most [`MAX_STACK_SIZE`].
+    /// Most bytes of stack per sample: a multiple of 16, at most [`STACK_SIZE_MAX`].
     pub stack_size: u32,
     /// Nonzero stops all recording: sampled allocations are lost without being counted.
     pub is_stopped: AtomicU32,
@@ -465,11 +465,11 @@ pub const fn size_class(size: u64) -> usize {
 /// Bytes that are backed and released at once: a multiple of every page size, less in the rings of
 /// tests.
 pub const fn piece_size(data_size: u64) -> u64 {
-    if data_size / 8 < MAX_PIECE_SIZE { data_size / 8 } else { MAX_PIECE_SIZE }
+    if data_size / 8 < PIECE_SIZE_MAX { data_size / 8 } else { PIECE_SIZE_MAX }
 }
 
 /// The largest piece size.
-pub const MAX_PIECE_SIZE: u64 = 65536;
+pub const PIECE_SIZE_MAX: u64 = 65536;
 
 /// Bytes of a ring that allocations may fill; frees may fill all.
 pub const fn allocation_limit(data_size: u64) -> u64 {

@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::program::{Directory, Settings, fixtures, said};
 use crate::ring::Ring;
-use crate::shared_memory::{CONTROL_NAME, MIN_DATA_SIZE, SHIM_NAME};
+use crate::shared_memory::{CONTROL_NAME, DATA_SIZE_MIN, SHIM_NAME};
 
 const MODES: [&str; 14] = [
     "calls",
@@ -56,7 +56,7 @@ fn with_every_mapping_sampled() {
 
 #[test]
 fn without_a_reader() {
-    compare(Settings { data_size: MIN_DATA_SIZE, set_slots: 64, ..Settings::all() }, |_| {});
+    compare(Settings { data_size: DATA_SIZE_MIN, set_slots: 64, ..Settings::all() }, |_| {});
 }
 
 #[test]

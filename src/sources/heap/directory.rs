@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime};
 use super::HeapOptions;
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, MAGIC, MAPS_PREFIX,
-    MAX_STACK_SIZE, RING_PREFIX, Refusal, SHIM_NAME,
+    RING_PREFIX, Refusal, SHIM_NAME, STACK_SIZE_MAX,
 };
 use crate::error::{Error, ErrorKind, Result, io_text};
 
@@ -349,7 +349,7 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     put(offset_of!(Control, mean_bytes), &options.every_bytes.to_ne_bytes());
     put(offset_of!(Control, data_size), &data_size.to_ne_bytes());
     put(offset_of!(Control, set_slots), &set_slots.to_ne_bytes());
-    let stack_size = if is_frequent { FREQUENT_STACK_SIZE } else { MAX_STACK_SIZE };
+    let stack_size = if is_frequent { FREQUENT_STACK_SIZE } else { STACK_SIZE_MAX };
     put(offset_of!(Control, stack_size), &stack_size.to_ne_bytes());
     put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
     put(offset_of!(Control, records_mappings), &u64::from(options.records_mappings).to_ne_bytes());

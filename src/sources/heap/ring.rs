@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
 use super::shared_memory::{
-    AARCH64, Allocation, COMMITTED, DATA_OFFSET, DEFAULT_DATA_SIZE, Free, Kind, LostAllocations, MAGIC,
-    MAX_DATA_SIZE, MAX_PIECE_SIZE, MIN_DATA_SIZE, Origin, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader,
+    AARCH64, Allocation, COMMITTED, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DEFAULT_DATA_SIZE, Free, Kind,
+    LostAllocations, MAGIC, Origin, PIECE_SIZE_MAX, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader,
     SHRINK_PAGE, SIZE_CLASSES, Word, X86_64, flag, piece_size,
 };
 
@@ -26,7 +26,7 @@ const LONG_BYTES: usize = 4096;
 /// Pieces read at once from which on a ring is busy: its memory stays for the records that follow soon. The kernel
 /// takes ten times as long to free and to provide a page as to write zeros to it.
 const BUSY_PIECES: u64 = 2;
-static ZEROS: [u8; MAX_PIECE_SIZE as usize] = [0; MAX_PIECE_SIZE as usize];
+static ZEROS: [u8; PIECE_SIZE_MAX as usize] = [0; PIECE_SIZE_MAX as usize];
 
 /// A record, copied out of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -364,7 +364,7 @@ fn read_header(file: &File) -> Result<Header, RingError> {
     let long = |at| word(&bytes, at).unwrap_or(0);
     let short = |at| half(&bytes, at).unwrap_or(0);
     let data_size = long(offset_of!(RingHeader, data_size));
-    if !data_size.is_power_of_two() || !(MIN_DATA_SIZE..=MAX_DATA_SIZE).contains(&data_size) {
+    if !data_size.is_power_of_two() || !(DATA_SIZE_MIN..=DATA_SIZE_MAX).contains(&data_size) {
         return Err(RingError::Malformed("its size is none"));
     }
     let at = offset_of!(RingHeader, comm);

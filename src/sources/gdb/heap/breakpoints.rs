@@ -14,7 +14,7 @@ use crate::arch::Arch;
 use crate::sources::signals::Hold;
 
 /// Most breakpoints at a time: calls that have not returned, in as many threads.
-const MAX_BREAKPOINTS: usize = 4096;
+const BREAKPOINTS_MAX: usize = 4096;
 
 /// A code address as breakpoint packets encode it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,9 +64,9 @@ impl Breakpoints {
             known.users += 1;
             return Ok(());
         }
-        if self.0.len() == MAX_BREAKPOINTS {
+        if self.0.len() == BREAKPOINTS_MAX {
             return Err(ConnectionError::Nonsense(format!(
-                "calls that never return, {MAX_BREAKPOINTS} of them"
+                "calls that never return, {BREAKPOINTS_MAX} of them"
             )));
         }
         let mut refused = Vec::new();

@@ -30,7 +30,7 @@ use crate::sources::allocator::Role;
 use crate::sources::{Capture, Fault, Outcome, ThreadId};
 
 /// Most allocator calls that have not returned.
-const MAX_CALLS: usize = 1024;
+const CALLS_MAX: usize = 1024;
 
 /// An event of the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,7 +222,7 @@ impl GdbHeap {
         let sp = registers.sp().0;
         self.forget_left(thread, sp)?;
         // An allocator function called by another one belongs to the same call.
-        if self.calls.iter().any(|call| call.thread == thread) || self.calls.len() == MAX_CALLS {
+        if self.calls.iter().any(|call| call.thread == thread) || self.calls.len() == CALLS_MAX {
             return Ok(());
         }
         let (bytes, moved_from) = match role {
