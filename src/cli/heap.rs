@@ -61,7 +61,7 @@ pub(super) fn figures(recording: &Recording, values: &HeapValues) -> HeapFigures
         frees_lost: losses.frees,
         samples_lost: losses.allocation_count(),
         samples_lost_bytes: lost_bytes(recording, values).map_or(0, |(_, bytes)| bytes),
-        samples_early: losses.early,
+        samples_early: losses.lost_before_ring,
         samples_untracked: untracked,
         records_malformed: losses.malformed_rings,
     }

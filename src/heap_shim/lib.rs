@@ -7,7 +7,8 @@
 //! ```text
 //! entry       malloc, free ...: subtract from the thread's counter, jump to the allocator      (assembly)
 //! sample      the slow path: draw the interval, call the allocator, record
-//! map         the slow path of mmap, munmap and mremap (Linux)
+//! request     what a call asks for, by its arguments
+//! mmap_calls  the slow path of mmap, munmap and mremap (Linux)
 //! process     settings from the environment and the control file; the ring; fork
 //! real        the allocator's own functions
 //! system      system calls, thread-local words                                                (by system)
@@ -45,15 +46,16 @@ mod block_set;
 mod images;
 mod interval;
 #[cfg(not(target_vendor = "apple"))]
-mod map;
-#[cfg(not(target_vendor = "apple"))]
 mod mappings;
+#[cfg(not(target_vendor = "apple"))]
+mod mmap_calls;
 mod process;
 #[cfg(not(target_vendor = "apple"))]
 mod real;
 #[cfg(target_vendor = "apple")]
 #[path = "real_macos.rs"]
 mod real;
+mod request;
 mod ring;
 mod sample;
 #[allow(dead_code)] // each of the two programs uses a part

@@ -13,14 +13,14 @@ pub const PARTS: usize = 1 << 16;
 pub struct MappingTable {
     /// Parts from this index on were never used.
     end: AtomicUsize,
-    parts: [Part; PARTS],
+    parts: [MappingPart; PARTS],
 }
 
 /// A part of a mapping.
 #[repr(C)]
 #[derive(Debug)]
-struct Part {
-    /// `FREE`, `USED`, or the token of the call that holds it.
+struct MappingPart {
+    /// `FREE`, `USED`, or the token of the call that has locked it.
     state: AtomicU64,
     /// The sampled block, or 0.
     block: AtomicU64,
@@ -30,7 +30,7 @@ struct Part {
 
 const FREE: u64 = 0;
 const USED: u64 = 1;
-/// A call looks this often at a part that another one holds before it waits.
+/// A call spins this often for a part that another one has locked before it waits.
 const SPINS_MAX: u32 = 2000;
 
 /// What became of a sampled block.
@@ -50,6 +50,15 @@ pub enum UnmapResult {
     },
 }
 
+/// Result of [`MappingTable::lock_range`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockedParts {
+    /// Parts were locked.
+    pub any: bool,
+    /// Parts were given up.
+    pub gave_up: bool,
+}
+
 impl MappingTable {
     /// Adds a mapping. `block`: it is sampled. Returns whether there was room.
     pub fn add(&self, block: u64, begin: u64, end: u64) -> bool {
@@ -67,16 +76,22 @@ impl MappingTable {
         false
     }
 
-    /// Holds the parts in a range for the call with this token, which is above `USED`. `wait` is called while another
-    /// call holds one, and returns whether to go on. Returns whether there are some, and whether another call holds one.
-    pub fn hold(&self, begin: u64, end: u64, token: u64, mut wait: impl FnMut() -> bool) -> (bool, bool) {
-        let (mut is_any, mut is_missed) = (false, false);
+    /// Locks the parts in a range for the call with this token, which is above `USED`. `wait` is called while another
+    /// call has locked one; if it returns false, that part is given up.
+    pub fn lock_range(
+        &self,
+        begin: u64,
+        end: u64,
+        token: u64,
+        mut wait: impl FnMut() -> bool,
+    ) -> LockedParts {
+        let mut locked = LockedParts { any: false, gave_up: false };
         for part in self.used() {
             let mut spins = 0;
             while part.is_in(begin, end) {
                 match part.state.compare_exchange(USED, token, Ordering::Acquire, Ordering::Acquire) {
                     Ok(_) if part.is_in(begin, end) => {
-                        is_any = true;
+                        locked.any = true;
                         break;
                     }
                     Ok(_) => part.state.store(USED, Ordering::Release),
@@ -84,25 +99,25 @@ impl MappingTable {
                     Err(_) if spins < SPINS_MAX => spins += 1,
                     Err(_) if wait() => {}
                     Err(_) => {
-                        is_missed = true;
+                        locked.gave_up = true;
                         break;
                     }
                 }
                 core::hint::spin_loop();
             }
         }
-        (is_any, is_missed)
+        locked
     }
 
-    /// Gives the held parts back.
-    pub fn release(&self, token: u64) {
-        self.held(token).for_each(|part| part.state.store(USED, Ordering::Release));
+    /// Unlocks the parts that a call has locked.
+    pub fn unlock(&self, token: u64) {
+        self.locked(token).for_each(|part| part.state.store(USED, Ordering::Release));
     }
 
-    /// Removes a range from the held parts, and gives back what is left of them. If a second remainder has
-    /// no room in the table, the hole stays in use until it is unmapped with what is around it.
-    pub fn cut(&self, begin: u64, end: u64, token: u64, mut each: impl FnMut(UnmapResult)) {
-        for part in self.held(token) {
+    /// Removes a range from the locked parts, and unlocks what is left of them. If a second remainder has no room in
+    /// the table, the hole stays in use until it is unmapped with what is around it.
+    pub fn unmap(&self, begin: u64, end: u64, token: u64, mut each: impl FnMut(UnmapResult)) {
+        for part in self.locked(token) {
             if !part.is_in(begin, end) {
                 continue;
             }
@@ -117,11 +132,11 @@ impl MappingTable {
                     fence(Ordering::SeqCst);
                     block != 0 && self.used().any(|other| other.belongs_to(block))
                 }
-                (false, true) => part.give_back(end, to),
-                (true, false) => part.give_back(from, begin),
-                (true, true) if self.add(block, end, to) => part.give_back(from, begin),
+                (false, true) => part.resize(end, to),
+                (true, false) => part.resize(from, begin),
+                (true, true) if self.add(block, end, to) => part.resize(from, begin),
                 (true, true) => {
-                    part.give_back(from, to);
+                    part.resize(from, to);
                     continue;
                 }
             };
@@ -131,16 +146,16 @@ impl MappingTable {
         }
     }
 
-    fn used(&self) -> impl Iterator<Item = &Part> {
+    fn used(&self) -> impl Iterator<Item = &MappingPart> {
         self.parts.iter().take(self.end.load(Ordering::Acquire))
     }
 
-    fn held(&self, token: u64) -> impl Iterator<Item = &Part> {
+    fn locked(&self, token: u64) -> impl Iterator<Item = &MappingPart> {
         self.used().filter(move |part| part.state.load(Ordering::Relaxed) == token)
     }
 }
 
-impl Part {
+impl MappingPart {
     fn range(&self) -> (u64, u64) {
         (self.begin.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
     }
@@ -159,8 +174,8 @@ impl Part {
         self.state.load(Ordering::Acquire) != FREE && self.block.load(Ordering::Relaxed) == block
     }
 
-    /// Changes the range of a held part; something is left of its block.
-    fn give_back(&self, begin: u64, end: u64) -> bool {
+    /// Changes the range of a locked part and unlocks it; something is left of its block.
+    fn resize(&self, begin: u64, end: u64) -> bool {
         self.set_range(begin, end);
         self.state.store(USED, Ordering::Release);
         true
@@ -175,14 +190,14 @@ mod tests {
     use std::vec::Vec;
 
     fn table() -> Box<MappingTable> {
-        let part = || Part {
+        let part = || MappingPart {
             state: AtomicU64::new(FREE),
             block: AtomicU64::new(0),
             begin: AtomicU64::new(0),
             end: AtomicU64::new(0),
         };
-        let parts: Vec<Part> = (0..PARTS).map(|_| part()).collect();
-        let parts: Box<[Part; PARTS]> = parts.try_into().expect("as many");
+        let parts: Vec<MappingPart> = (0..PARTS).map(|_| part()).collect();
+        let parts: Box<[MappingPart; PARTS]> = parts.try_into().expect("as many");
         Box::new(MappingTable { end: AtomicUsize::new(0), parts: *parts })
     }
 
@@ -211,13 +226,16 @@ mod tests {
                         }
                     }
                     let token = block + 1;
-                    assert_eq!(table.hold(begin, end, token, || false), (!expected.is_empty(), false));
+                    assert_eq!(
+                        table.lock_range(begin, end, token, || false),
+                        LockedParts { any: !expected.is_empty(), gave_up: false }
+                    );
                     let mut found: BTreeMap<u64, (u64, bool)> = BTreeMap::new();
-                    table.cut(begin, end, token, |unmapped| match unmapped {
+                    table.unmap(begin, end, token, |unmapped| match unmapped {
                         UnmapResult::All { block } => found.entry(block).or_default().1 = true,
                         UnmapResult::Part { block, bytes } => found.entry(block).or_default().0 += bytes,
                     });
-                    assert!(table.held(token).next().is_none());
+                    assert!(table.locked(token).next().is_none());
                     assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
                     for (of, (bytes, is_all)) in found {
                         assert_eq!(is_all, left[&of] == 0, "block {of}");
@@ -236,23 +254,23 @@ mod tests {
     }
 
     #[test]
-    fn a_held_part_is_missed_and_stays() {
+    fn a_locked_part_is_given_up_and_stays() {
         let table = std::thread::Builder::new().stack_size(16 << 20).spawn(table).expect("a thread").join();
         let table = table.expect("a table");
         assert!(table.add(9, 10, 20));
-        assert_eq!(table.hold(15, 16, 2, || false), (true, false));
-        assert_eq!(table.hold(15, 16, 3, || false), (false, true));
-        assert_eq!(table.hold(20, 30, 3, || false), (false, false));
+        assert_eq!(table.lock_range(15, 16, 2, || false), LockedParts { any: true, gave_up: false });
+        assert_eq!(table.lock_range(15, 16, 3, || false), LockedParts { any: false, gave_up: true });
+        assert_eq!(table.lock_range(20, 30, 3, || false), LockedParts { any: false, gave_up: false });
         // The other call ends meanwhile.
         let mut waits = 0;
         let wait = || {
             waits += 1;
-            table.cut(10, 15, 2, |_| {});
+            table.unmap(10, 15, 2, |_| {});
             true
         };
-        assert_eq!(table.hold(0, 30, 3, wait), (true, false));
+        assert_eq!(table.lock_range(0, 30, 3, wait), LockedParts { any: true, gave_up: false });
         assert_eq!(waits, 1);
-        table.cut(0, 30, 3, |unmapped| assert_eq!(unmapped, UnmapResult::All { block: 9 }));
-        assert_eq!(table.hold(0, 30, 3, || false), (false, false));
+        table.unmap(0, 30, 3, |unmapped| assert_eq!(unmapped, UnmapResult::All { block: 9 }));
+        assert_eq!(table.lock_range(0, 30, 3, || false), LockedParts { any: false, gave_up: false });
     }
 }

@@ -62,7 +62,7 @@ static GENERATION: AtomicU32 = AtomicU32::new(1);
 /// How often a thread yields to the one that is creating the ring, before its sample is lost.
 const YIELDS_MAX: u32 = 200;
 /// Samples lost while another thread created the ring, by size class: the ring's first losses.
-static EARLY: [LostAllocations; SIZE_CLASSES] =
+static LOST_BEFORE_RING: [LostAllocations; SIZE_CLASSES] =
     [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
 
 /// Nonzero: the process restricts its system calls (seccomp), and calls by the shim could kill it.
@@ -94,7 +94,7 @@ impl<const SIZE: usize> Buffer<SIZE> {
 
 /// Settings of a recorded process.
 #[derive(Clone, Copy)]
-pub struct Process {
+pub struct Settings {
     control: &'static Control,
     /// Mean number of bytes between samples.
     pub mean_bytes: u64,
@@ -103,7 +103,7 @@ pub struct Process {
 /// What a thread can do now.
 pub enum Status {
     /// Record samples.
-    Recording(Process),
+    Recording(Settings),
     /// Nothing yet: there is no environment, or another thread is setting up.
     Later,
     /// Nothing, permanently.
@@ -123,7 +123,7 @@ pub fn status() -> Status {
     }
     // SAFETY: mapped permanently before SETUP became READY.
     let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
-    Status::Recording(Process { control, mean_bytes: MEAN_BYTES.load(Ordering::Relaxed) })
+    Status::Recording(Settings { control, mean_bytes: MEAN_BYTES.load(Ordering::Relaxed) })
 }
 
 fn set_up() -> u32 {
@@ -196,7 +196,7 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
         // More than stackprof has.
         CONFINED.store(1, Ordering::Relaxed);
     }
-    RANDOM.reseed(if control.seed == 0 { of_now() } else { control.seed });
+    RANDOM.reseed(if control.seed == 0 { seed_from_clock() } else { control.seed });
     CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::Relaxed);
     MEAN_BYTES.store(control.mean_bytes, Ordering::Relaxed);
     DATA_SIZE.store(data_size, Ordering::Relaxed);
@@ -220,7 +220,7 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
 }
 
 /// A seed that no other process has.
-fn of_now() -> u64 {
+fn seed_from_clock() -> u64 {
     system::now_ns() ^ u64::from(system::pid()) << 32
 }
 
@@ -233,10 +233,10 @@ pub extern "C" fn begin_child() {
     }
     // SAFETY: mapped permanently before SETUP became READY.
     let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
-    RANDOM.reseed(of_now() ^ control.seed);
+    RANDOM.reseed(seed_from_clock() ^ control.seed);
     let thread = system::Thread::current();
     if thread.generation() != 0 {
-        thread.set_left(draw(&RANDOM, MEAN_BYTES.load(Ordering::Relaxed)));
+        thread.set_bytes_to_sample(draw(&RANDOM, MEAN_BYTES.load(Ordering::Relaxed)));
     }
 }
 
@@ -300,7 +300,7 @@ pub fn ring() -> Option<Ring> {
         return None;
     }
     // SAFETY: the state says that the ring is mapped, and is zeroed in a child, which has another.
-    Some(unsafe { Ring::new(RING.load(Ordering::Relaxed), system::back) })
+    Some(unsafe { Ring::new(RING.load(Ordering::Relaxed), system::populate) })
 }
 
 /// Number of the process's ring, at least 1: thread state with another number is from the parent.
@@ -308,7 +308,7 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-impl Process {
+impl Settings {
     /// Most bytes of stack to record.
     pub fn stack_size(&self) -> u32 {
         STACK_SIZE.load(Ordering::Relaxed)
@@ -333,7 +333,7 @@ impl Process {
             HAS_RING => return ring(),
             NO_RING => {}
             MAKING_RING => {
-                lose_early(size);
+                count_lost_before_ring(size);
                 return None;
             }
             _ => return None,
@@ -348,7 +348,7 @@ impl Process {
         let pid = system::pid();
         let next = if !is_child && pid != PID.load(Ordering::Relaxed) {
             // In a child of vfork, which may call exec at any time. The ring is its parent's.
-            lose_early(size);
+            count_lost_before_ring(size);
             NO_RING
         } else {
             match self.make_ring(pid, is_child) {
@@ -364,7 +364,7 @@ impl Process {
         if next == HAS_RING {
             // Of threads that saw it being made.
             // SAFETY: the ring of this process, which stays mapped.
-            move_early(unsafe { &*RING.load(Ordering::Relaxed).cast::<RingHeader>() });
+            move_lost_before_ring(unsafe { &*RING.load(Ordering::Relaxed).cast::<RingHeader>() });
         }
         // Another thread may have loaded some meanwhile.
         #[cfg(target_vendor = "apple")]
@@ -409,7 +409,7 @@ impl Process {
             system::copy_maps(path, BUFFER.pointer(), 4096, size);
         }
         release_buffers();
-        let (base, is_backed) = mapped?;
+        let (base, is_populated) = mapped?;
         let header = base.cast::<RingHeader>();
         // SAFETY: new, of that size, and nobody reads it before its magic is stored.
         unsafe {
@@ -420,9 +420,9 @@ impl Process {
             (*header).sequence = sequence;
             (*header).processor = super::entry::PROCESSOR;
             (*header).stack_size = self.stack_size();
-            if is_backed {
+            if is_populated {
                 (*header).is_pinned.store(1, Ordering::Relaxed);
-                (*header).backed.store(u64::MAX, Ordering::Relaxed);
+                (*header).populated.store(u64::MAX, Ordering::Relaxed);
             }
             (*header).origin = if is_child { Origin::Fork } else { Origin::Program } as u32;
             if is_child {
@@ -431,7 +431,7 @@ impl Process {
                 (*header).parent_has_ring = u32::from(!inherited.is_null());
             }
             system::thread_name(&raw mut (*header).comm);
-            move_early(&*header);
+            move_lost_before_ring(&*header);
             (*header).magic.store(MAGIC, Ordering::Release);
         }
         PID.store(pid, Ordering::Relaxed);
@@ -458,17 +458,17 @@ fn release_buffers() {
 }
 
 /// Moves what was lost before there was a ring into it.
-fn move_early(header: &RingHeader) {
-    for (early, lost) in EARLY.iter().zip(&header.lost_allocations) {
-        let count = early.count.swap(0, Ordering::Relaxed);
-        header.early.fetch_add(count, Ordering::Relaxed);
+fn move_lost_before_ring(header: &RingHeader) {
+    for (before, lost) in LOST_BEFORE_RING.iter().zip(&header.lost_allocations) {
+        let count = before.count.swap(0, Ordering::Relaxed);
+        header.lost_before_ring.fetch_add(count, Ordering::Relaxed);
         lost.count.fetch_add(count, Ordering::Relaxed);
-        lost.bytes.fetch_add(early.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        lost.bytes.fetch_add(before.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
-fn lose_early(size: u64) {
-    let lost = &EARLY[size_class(size)];
+fn count_lost_before_ring(size: u64) {
+    let lost = &LOST_BEFORE_RING[size_class(size)];
     lost.count.fetch_add(1, Ordering::Relaxed);
     lost.bytes.fetch_add(size, Ordering::Relaxed);
 }

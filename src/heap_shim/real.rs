@@ -5,6 +5,7 @@
 
 use super::block_set::filter_index;
 use super::process::FILTER;
+use super::request::Request;
 use super::shared_memory::Function;
 use super::system::weak_symbol;
 use core::cell::UnsafeCell;
@@ -281,16 +282,12 @@ static BOOTSTRAP_USED: AtomicUsize = AtomicUsize::new(0);
 const HEADER: usize = 16;
 
 fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
-    let (old, size) = match function {
-        Function::Malloc | Function::Valloc | Function::Pvalloc => (0, a),
-        Function::Calloc => (0, a.saturating_mul(b)),
-        Function::Realloc => (a, b),
-        Function::Reallocarray => (a, b.saturating_mul(c)),
-        Function::AlignedAlloc | Function::Memalign => (0, b),
-        Function::PosixMemalign => return 12,
-        // Of macOS.
-        _ => return 0,
-    };
+    const ENOMEM: usize = 12;
+    if function == Function::PosixMemalign {
+        return ENOMEM;
+    }
+    let Request { old_block, size } = Request::new(function, a, b, c);
+    let size = size as usize;
     if size > BOOTSTRAP_SIZE {
         return 0;
     }
@@ -307,9 +304,9 @@ fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
     };
     // Routes frees of it to this library.
     FILTER[filter_index(block as u64)].store(u8::MAX, Ordering::Relaxed);
-    if let Some(old_size) = bootstrap_size(old) {
+    if let Some(old_size) = bootstrap_size(old_block as usize) {
         // SAFETY: both blocks have that many bytes.
-        unsafe { core::ptr::copy_nonoverlapping(old as *const u8, block, old_size.min(size)) };
+        unsafe { core::ptr::copy_nonoverlapping(old_block as *const u8, block, old_size.min(size)) };
     }
     block as usize
 }
@@ -325,7 +322,9 @@ fn leave_bootstrap(old: usize, old_size: usize, size: usize) -> usize {
     let block = allocate(Function::Malloc, size, 0, 0);
     if block != 0 {
         // SAFETY: both blocks have that many bytes.
-        unsafe { core::ptr::copy_nonoverlapping(old as *const u8, block as *mut u8, old_size.min(size)) };
+        unsafe {
+            core::ptr::copy_nonoverlapping(old as *const u8, block as *mut u8, old_size.min(size))
+        };
     }
     block
 }

@@ -8,14 +8,14 @@ use super::shared_memory::{
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Has the kernel back mapped memory; returns whether there was space.
-pub type Back = fn(*mut u8, usize) -> bool;
+/// Has the kernel populate mapped memory; returns whether there was space.
+pub type Populate = fn(*mut u8, usize) -> bool;
 
 /// A mapped ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
     base: *mut u8,
-    back: Back,
+    populate: Populate,
 }
 
 /// Reserved space for a record; its word is stored.
@@ -31,8 +31,8 @@ impl Ring {
     /// # Safety
     /// `DATA_OFFSET + data_size` bytes are mapped there while the ring is used, the header's constant fields
     /// are set, `data_size` is a power of two, and only writers and one reader change the data.
-    pub unsafe fn new(base: *mut u8, back: Back) -> Self {
-        Self { base, back }
+    pub unsafe fn new(base: *mut u8, populate: Populate) -> Self {
+        Self { base, populate }
     }
 
     /// The ring's header.
@@ -66,7 +66,7 @@ impl Ring {
             }
             // One piece more than needed, limited to what the reader has released.
             let ahead = (end + piece_size(size)).min(read.wrapping_add(size));
-            if ahead > header.backed.load(Ordering::Acquire) && !self.back_ahead(end, ahead) {
+            if ahead > header.populated.load(Ordering::Acquire) && !self.populate_ahead(end, ahead) {
                 header.no_space.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
@@ -85,49 +85,54 @@ impl Ring {
         Some(Reservation { record, length })
     }
 
-    /// Backs pieces up to `ahead` in one thread, while others continue to `end` as long as that is backed: threads that
-    /// back the same pages wait for each other in the kernel. Returns whether `end` is backed.
-    fn back_ahead(&self, end: u64, ahead: u64) -> bool {
+    /// Populates pieces up to `ahead` in one thread, while others continue to `end` as long as that is populated: threads that
+    /// populate the same pages wait for each other in the kernel. Returns whether `end` is populated.
+    fn populate_ahead(&self, end: u64, ahead: u64) -> bool {
         let header = self.header();
-        let is_backed = || header.backed.load(Ordering::Acquire) >= end;
-        if header.is_backing.swap(1, Ordering::Acquire) == 1 {
-            return is_backed() || self.back_to(end);
+        let is_populated = || header.populated.load(Ordering::Acquire) >= end;
+        if header.is_populating.swap(1, Ordering::Acquire) == 1 {
+            return is_populated() || self.populate_to(end);
         }
-        let is_done = self.back_to(ahead) || is_backed();
-        header.is_backing.store(0, Ordering::Release);
+        let is_done = self.populate_to(ahead) || is_populated();
+        header.is_populating.store(0, Ordering::Release);
         is_done
     }
 
-    /// Backs pieces up to a count. The reader has released what was there: `read` and `backed` are multiples of the
+    /// Populates pieces up to a count. The reader has released what was there: `read` and `populated` are multiples of the
     /// piece size, and `end` is at most the ring's size beyond `read`. Concurrent calls repeat the work.
-    fn back_to(&self, end: u64) -> bool {
+    fn populate_to(&self, end: u64) -> bool {
         let header = self.header();
         let piece = piece_size(header.data_size);
         loop {
-            let backed = header.backed.load(Ordering::Acquire);
-            if backed >= end {
+            let populated = header.populated.load(Ordering::Acquire);
+            if populated >= end {
                 return true;
             }
-            let offset = (backed & (header.data_size - 1)) as usize;
+            let offset = (populated & (header.data_size - 1)) as usize;
             // SAFETY: within the data.
             let address = unsafe { self.base.add(DATA_OFFSET + offset) };
-            if !(self.back)(address, piece as usize) {
+            if !(self.populate)(address, piece as usize) {
                 return false;
             }
-            let _ =
-                header.backed.compare_exchange(backed, backed + piece, Ordering::Release, Ordering::Relaxed);
+            let _ = header.populated.compare_exchange(
+                populated,
+                populated + piece,
+                Ordering::Release,
+                Ordering::Relaxed,
+            );
         }
     }
 
     /// Backs all of the ring, so that writers need no more system calls.
+    #[cfg(any(test, not(target_vendor = "apple")))]
     pub fn pin(&self) {
         let header = self.header();
-        // Before it is backed: the reader fills holes that it makes after this.
+        // Before it is populated: the reader fills holes that it makes after this.
         header.is_pinned.store(1, Ordering::SeqCst);
         // SAFETY: where the data begins.
         let data = unsafe { self.base.add(DATA_OFFSET) };
-        if (self.back)(data, header.data_size as usize) {
-            header.backed.store(u64::MAX, Ordering::Release);
+        if (self.populate)(data, header.data_size as usize) {
+            header.populated.store(u64::MAX, Ordering::Release);
         }
     }
 
@@ -203,7 +208,7 @@ mod tests {
             Self::with(data_size, |_, _| true)
         }
 
-        fn with(data_size: usize, back: Back) -> (Self, Ring) {
+        fn with(data_size: usize, populate: Populate) -> (Self, Ring) {
             let memory = Self(
                 // SAFETY: the size is not 0.
                 unsafe { alloc_zeroed(Self::layout(data_size)) },
@@ -212,7 +217,7 @@ mod tests {
             // SAFETY: there is room for a header, and zero is valid for all its fields.
             unsafe { (*memory.0.cast::<RingHeader>()).data_size = data_size as u64 };
             // SAFETY: as large as it says, and only used by this test.
-            let ring = unsafe { Ring::new(memory.0, back) };
+            let ring = unsafe { Ring::new(memory.0, populate) };
             (memory, ring)
         }
 
@@ -346,7 +351,7 @@ mod tests {
     }
 
     std::thread_local! {
-        /// Backed memory, and how much more can be backed.
+        /// Populated memory, and how much more can be populated.
         static BACKED: std::cell::RefCell<(Vec<(usize, usize)>, usize)> = const { std::cell::RefCell::new((Vec::new(), 0)) };
     }
 
@@ -375,10 +380,10 @@ mod tests {
             let mut written = 0;
             while let Some(room) = ring.reserve_free(Kind::Free) {
                 let begin = room.record as usize;
-                let is_backed = |(address, size): &(usize, usize)| {
+                let is_populated = |(address, size): &(usize, usize)| {
                     (*address..address + size).contains(&begin) && begin + 32 <= address + size
                 };
-                let is_in = BACKED.with_borrow(|(pieces, _)| pieces.iter().any(is_backed));
+                let is_in = BACKED.with_borrow(|(pieces, _)| pieces.iter().any(is_populated));
                 assert!(is_in, "{:#x} in round {round}", begin - data);
                 room.commit_free(free(1), Kind::Free);
                 written += 1;

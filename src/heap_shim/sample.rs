@@ -3,8 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::interval::draw;
-use super::process::{self, Process, RANDOM, Status};
+use super::process::{self, RANDOM, Settings, Status};
 use super::real;
+use super::request::{self, Request};
 use super::ring::Ring;
 use super::shared_memory::{
     Allocation, Free, Function, Kind, OTHER_STACK_SIZE, REGISTERS, allocation_length, flag,
@@ -33,69 +34,39 @@ pub unsafe extern "C" fn allocate(
     registers: &CallerRegisters,
     function: u32,
 ) -> usize {
-    let function = match function {
-        1 => Function::Malloc,
-        2 => Function::Calloc,
-        3 => Function::Realloc,
-        4 => Function::Reallocarray,
-        5 => Function::PosixMemalign,
-        6 => Function::AlignedAlloc,
-        7 => Function::Memalign,
-        8 => Function::Valloc,
-        10 => Function::ZoneMalloc,
-        11 => Function::ZoneCalloc,
-        12 => Function::ZoneRealloc,
-        13 => Function::ZoneMemalign,
-        14 => Function::ZoneValloc,
-        _ => Function::Pvalloc,
-    };
-    let size = match function {
-        Function::Malloc | Function::Valloc | Function::Pvalloc => a as u64,
-        Function::Calloc => (a as u64).checked_mul(b as u64).unwrap_or(u64::MAX),
-        Function::Realloc | Function::AlignedAlloc | Function::Memalign => b as u64,
-        Function::Reallocarray => (b as u64).checked_mul(c as u64).unwrap_or(u64::MAX),
-        Function::PosixMemalign | Function::ZoneRealloc | Function::ZoneMemalign => c as u64,
-        Function::ZoneMalloc | Function::ZoneValloc => b as u64,
-        Function::ZoneCalloc => (b as u64).checked_mul(c as u64).unwrap_or(u64::MAX),
-        Function::Mmap | Function::Mremap => 0,
-    };
+    let function = request::function(function);
+    let Request { old_block, size } = Request::new(function, a, b, c);
     let thread = Thread::current();
-    let before = thread.left().wrapping_add(size);
+    let before = thread.bytes_to_sample().wrapping_add(size);
     let sp = registers[super::entry::SP];
     // The allocator calls itself, or the handler of a fault allocates. A higher stack pointer means that
     // longjmp left the earlier call.
-    if thread.guard() != 0 && sp <= thread.guard() {
-        thread.set_left(before);
+    if thread.active_sp() != 0 && sp <= thread.active_sp() {
+        thread.set_bytes_to_sample(before);
         return real::allocate(function, a, b, c);
     }
-    let process = match process::status() {
-        Status::Recording(process) => process,
+    let settings = match process::status() {
+        Status::Recording(settings) => settings,
         Status::Later => {
-            thread.set_left(before);
+            thread.set_bytes_to_sample(before);
             return real::allocate(function, a, b, c);
         }
         Status::Off => {
-            thread.set_left(NEVER);
+            thread.set_bytes_to_sample(NEVER);
             return real::allocate(function, a, b, c);
         }
     };
-    let is_sampled = count_bytes(process, thread, before, size);
-
-    let resized = match function {
-        Function::Realloc | Function::Reallocarray => a as u64,
-        Function::ZoneRealloc => b as u64,
-        _ => 0,
-    };
-    let is_tracked = resized != 0 && process::blocks().is_some_and(|blocks| blocks.contains(resized));
+    let is_sampled = count_bytes(settings, thread, before, size);
+    let is_tracked = old_block != 0 && process::blocks().is_some_and(|blocks| blocks.contains(old_block));
     if !is_sampled && !is_tracked {
         return real::allocate(function, a, b, c);
     }
 
     let _blocked = BlockedSignals::new();
-    let guard = thread.guard();
-    thread.set_guard(sp);
+    let outer_sp = thread.active_sp();
+    thread.set_active_sp(sp);
     // Before the allocator can give the block to another thread.
-    let is_tracked = is_tracked && release(thread, resized);
+    let is_tracked = is_tracked && release(thread, old_block);
     let result = real::allocate(function, a, b, c);
     let block = match function {
         // An int: the upper half of the register is undefined.
@@ -107,26 +78,26 @@ pub unsafe extern "C" fn allocate(
     if block == 0 {
         // A size of 0 frees the block.
         if is_tracked && size != 0 {
-            restore(thread, resized);
+            restore(thread, old_block);
         }
-    } else if is_sampled && !process.is_stopped() {
+    } else if is_sampled && !settings.is_stopped() {
         let insert = || process::blocks().is_some_and(|blocks| blocks.insert(block));
-        record(process, thread, registers, function, block, size, insert);
+        record(settings, thread, registers, function, block, size, insert);
     }
-    thread.set_guard(guard);
+    thread.set_active_sp(outer_sp);
     result
 }
 
 /// Whether an allocation of this size is to be sampled, with `left` bytes until the next sample; takes it off them.
-pub fn count_bytes(process: Process, thread: Thread, left: u64, size: u64) -> bool {
+pub fn count_bytes(settings: Settings, thread: Thread, left: u64, size: u64) -> bool {
     let is_new = thread.generation() == 0;
     if is_new {
         thread.set_generation(process::generation());
     }
-    let left = if is_new { draw(&RANDOM, process.mean_bytes) } else { left };
+    let left = if is_new { draw(&RANDOM, settings.mean_bytes) } else { left };
     // Negative if a signal handler allocated after the entry point found that a sample is due.
     let is_sampled = (left as i64) < 0 || size >= left;
-    thread.set_left(if is_sampled { draw(&RANDOM, process.mean_bytes) } else { left - size });
+    thread.set_bytes_to_sample(if is_sampled { draw(&RANDOM, settings.mean_bytes) } else { left - size });
     is_sampled
 }
 
@@ -159,7 +130,7 @@ fn forget(address: usize) {
 
 /// Records a sampled allocation. `track`: notes that its free is to be recorded, and returns whether it will be.
 pub fn record(
-    process: Process,
+    settings: Settings,
     thread: Thread,
     registers: &CallerRegisters,
     function: Function,
@@ -167,11 +138,11 @@ pub fn record(
     size: u64,
     track: impl FnOnce() -> bool,
 ) {
-    let Some(ring) = process.ring(size) else { return };
+    let Some(ring) = settings.ring(size) else { return };
     refresh(thread);
     let sp = registers[super::entry::SP];
     let (low, base) = thread.stack();
-    let (is_mapped, wanted) = stack_part(sp, low, base, process.stack_size());
+    let (is_mapped, wanted) = stack_part(sp, low, base, settings.stack_size());
     let Some(room) = ring.reserve_allocation(allocation_length(wanted)) else {
         ring.lose_allocation(size);
         return;

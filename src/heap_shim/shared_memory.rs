@@ -28,10 +28,10 @@
 //!
 //! # Memory of a ring
 //!
-//! The file is sparse: a ring takes memory only for unread records. A writer has the kernel back the next piece
-//! before it enters it, up to the count `backed`; if there is no space for it, the record is lost (`no_space`), and
+//! The file is sparse: a ring takes memory only for unread records. A writer has the kernel populate the next piece
+//! before it enters it, up to the count `populated`; if there is no space for it, the record is lost (`no_space`), and
 //! the program never gets the SIGBUS that a store to an unbacked page raises. The reader punches holes where it
-//! zeroes, unless the ring is busy (the memory is needed again soon) or `is_pinned`: then all of it was backed in
+//! zeroes, unless the ring is busy (the memory is needed again soon) or `is_pinned`: then all of it was populated in
 //! advance. After punching a hole it checks again: if the ring was pinned meanwhile, the reader backs the piece again
 //! before it releases it through `read`.
 //!
@@ -115,7 +115,7 @@ pub const OTHER_STACK_SIZE: u32 = 16384;
 /// one; when half of the slots are used, further blocks are recorded with [`flag::UNTRACKED`].
 pub const DEFAULT_SET_SLOTS: u64 = 1 << 16;
 
-/// The largest `Control::set_slots`: 2 GiB of address space, backed by memory only where used.
+/// The largest `Control::set_slots`: 2 GiB of address space, populated by memory only where used.
 pub const SET_SLOTS_MAX: u64 = 1 << 28;
 
 /// The settings that stackprof passes to the shim, and reports of processes without a ring. All
@@ -233,20 +233,20 @@ pub struct RingHeader {
     /// so.
     pub lost_frees: AtomicU64,
     /// How many of the lost allocations were lost while another thread created the ring.
-    pub early: AtomicU64,
+    pub lost_before_ring: AtomicU64,
     /// CLOCK_MONOTONIC when the shim's destructor ran; 0 before, and if the process ended without.
     /// Records may follow: exit handlers allocate.
     pub end_ns: AtomicU64,
     /// Counts below it have memory; a multiple of the piece size.
-    pub backed: AtomicU64,
+    pub populated: AtomicU64,
     /// How many of the lost allocations and frees were lost because there was no space for the next
     /// piece.
     pub no_space: AtomicU64,
-    /// Nonzero: the process makes no system calls, or its kernel cannot back pieces: the reader punches no
+    /// Nonzero: the process makes no system calls, or its kernel cannot populate pieces: the reader punches no
     /// holes.
     pub is_pinned: AtomicU64,
     /// Nonzero while a thread is backing a piece.
-    pub is_backing: AtomicU64,
+    pub is_populating: AtomicU64,
     /// Zero.
     pub reserved: u64,
     /// Allocations that did not fit, by [`size_class`].
@@ -462,7 +462,7 @@ pub const fn size_class(size: u64) -> usize {
     if bits < SIZE_CLASSES { bits } else { SIZE_CLASSES - 1 }
 }
 
-/// Bytes that are backed and released at once: a multiple of every page size, less in the rings of
+/// Bytes that are populated and released at once: a multiple of every page size, less in the rings of
 /// tests.
 pub const fn piece_size(data_size: u64) -> u64 {
     if data_size / 8 < PIECE_SIZE_MAX { data_size / 8 } else { PIECE_SIZE_MAX }

@@ -149,7 +149,7 @@ pub struct AllocationLosses {
     /// Frees that did not fit: freed memory that is reported as in use.
     pub frees: u64,
     /// Allocations that threads lost while their process prepared for its first record.
-    pub early: u64,
+    pub lost_before_ring: u64,
     /// Allocations and frees of these that were lost after the file system was full.
     pub no_space: u64,
     /// Rings that could not be read further.

@@ -103,7 +103,7 @@ fn reader_dies_at_any_record_of_a_ring_that_fills_and_wraps() {
 }
 
 /// The reader of stackprof, which takes the available records after each step and dies after one, with a ring that is
-/// backed at once and one that is backed and released in pieces.
+/// populated at once and one that is populated and released in pieces.
 #[test]
 fn reader_dies_after_any_step() {
     for (data_size, steps, stride) in [(8192, 48, 1), (1 << 19, 1600, 100)] {

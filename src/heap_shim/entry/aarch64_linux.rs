@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
-use super::map;
+use super::mmap_calls;
 use super::process::{self, FILTER, MAPPINGS};
 use super::real::{self, LIBC_FUNCTIONS, REAL, libc_function};
 use super::sample;
@@ -302,7 +302,7 @@ observed!(__sysv_signal, libc_function::UNDERSCORE_SYSV_SIGNAL, set_handler,);
 observed!(ssignal, libc_function::SSIGNAL, set_handler,);
 observed!(sigset, libc_function::SIGSET, set_handler,);
 
-/// Stores six arguments and the caller's registers, and calls `map::map` with these and the number in w16.
+/// Stores six arguments and the caller's registers, and calls `mmap_calls::handle` with these and the number in w16.
 ///
 /// # Safety
 /// Jumped to by an entry point, so that x30 is the return address of its caller.
@@ -339,7 +339,7 @@ unsafe extern "C" fn map_slowly() {
         ".cfi_restore w30",
         "ret",
         ".cfi_endproc",
-        map = sym map::map,
+        map = sym mmap_calls::handle,
     )
 }
 

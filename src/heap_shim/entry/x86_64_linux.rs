@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
-use super::map;
+use super::mmap_calls;
 use super::process::{self, FILTER, MAPPINGS};
 use super::real::{self, LIBC_FUNCTIONS, REAL, libc_function};
 use super::sample;
@@ -277,7 +277,7 @@ observed!(__sysv_signal, libc_function::UNDERSCORE_SYSV_SIGNAL, set_handler,);
 observed!(ssignal, libc_function::SSIGNAL, set_handler,);
 observed!(sigset, libc_function::SIGSET, set_handler,);
 
-/// Stores six arguments and the caller's registers, and calls `map::map` with these and the number in eax.
+/// Stores six arguments and the caller's registers, and calls `mmap_calls::handle` with these and the number in eax.
 ///
 /// # Safety
 /// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
@@ -312,7 +312,7 @@ unsafe extern "C" fn map_slowly() {
         ".cfi_def_cfa_offset 8",
         "ret",
         ".cfi_endproc",
-        map = sym map::map,
+        map = sym mmap_calls::handle,
     )
 }
 

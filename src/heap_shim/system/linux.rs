@@ -197,25 +197,25 @@ impl Thread {
     }
 
     /// Bytes until the next sample; the entry points subtract from them.
-    pub fn left(self) -> u64 {
+    pub fn bytes_to_sample(self) -> u64 {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).left }
     }
 
     /// Sets the bytes until the next sample.
-    pub fn set_left(self, left: u64) {
+    pub fn set_bytes_to_sample(self, left: u64) {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).left = left }
     }
 
     /// The stack pointer of the allocation in progress on the thread, or 0.
-    pub fn guard(self) -> u64 {
+    pub fn active_sp(self) -> u64 {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).guard }
     }
 
     /// Sets the stack pointer of the allocation in progress.
-    pub fn set_guard(self, guard: u64) {
+    pub fn set_active_sp(self, guard: u64) {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).guard = guard }
     }
@@ -433,7 +433,7 @@ pub enum RingError {
 }
 
 /// Creates a file of zeros, and maps it. Returns whether all of it has space: a store to another page could raise
-/// SIGBUS before it is backed. The first page has space. `is_sparse`: the other pages need none.
+/// SIGBUS before it is populated. The first page has space. `is_sparse`: the other pages need none.
 pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut u8, bool), RingError> {
     // Above this limit the kernel would send SIGXFSZ.
     if file_size_limit() < size as u64 {
@@ -452,12 +452,12 @@ pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut 
         Err(Refusal::Space)
     };
     let mapped = mapped.and_then(|address| {
-        let is_backed = !(is_sparse && back(address, PAGE_SIZE));
-        if is_backed && !allocate(descriptor, size) {
+        let is_populated = !(is_sparse && populate(address, PAGE_SIZE));
+        if is_populated && !allocate(descriptor, size) {
             unmap(address, size);
             return Err(Refusal::Space);
         }
-        Ok((address, is_backed))
+        Ok((address, is_populated))
     });
     call!(CLOSE, descriptor);
     mapped.map_err(|refusal| {
@@ -467,7 +467,7 @@ pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut 
 }
 
 /// Has the kernel allocate pages of a mapping, if there is space. Kernels before 5.14 refuse.
-pub fn back(address: *mut u8, size: usize) -> bool {
+pub fn populate(address: *mut u8, size: usize) -> bool {
     !is_confined() && call!(MADVISE, address, size, MADV_POPULATE_WRITE) == 0
 }
 

@@ -106,22 +106,22 @@ impl Thread {
     }
 
     /// Bytes until the next sample; the entry points subtract from them.
-    pub fn left(self) -> u64 {
+    pub fn bytes_to_sample(self) -> u64 {
         Self::get(LEFT_OFFSET.load(Ordering::Relaxed) / size_of::<usize>())
     }
 
     /// Sets the bytes until the next sample.
-    pub fn set_left(self, left: u64) {
+    pub fn set_bytes_to_sample(self, left: u64) {
         Self::set(LEFT_OFFSET.load(Ordering::Relaxed) / size_of::<usize>(), left);
     }
 
     /// The stack pointer of the allocation in progress on the thread, or 0.
-    pub fn guard(self) -> u64 {
+    pub fn active_sp(self) -> u64 {
         Self::get(GUARD_KEY.load(Ordering::Relaxed))
     }
 
     /// Sets the stack pointer of the allocation in progress.
-    pub fn set_guard(self, guard: u64) {
+    pub fn set_active_sp(self, guard: u64) {
         Self::set(GUARD_KEY.load(Ordering::Relaxed), guard);
     }
 
@@ -365,7 +365,7 @@ pub fn make_ring(path: *const u8, size: usize, _: bool) -> Result<(*mut u8, bool
 }
 
 /// Not needed: rings have space when they are created.
-pub fn back(_: *mut u8, _: usize) -> bool {
+pub fn populate(_: *mut u8, _: usize) -> bool {
     false
 }
 

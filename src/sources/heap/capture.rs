@@ -1,6 +1,6 @@
 //! The state of an allocation's caller, from the record of the shim.
 //!
-//! Input: a record; output: a capture to walk. Captures are reused.
+//! Input: a record; output: a capture to walk.
 
 use super::ring::{AllocationRecord, Processor};
 use super::shared_memory::{aarch64_register, x86_64_register};
@@ -35,30 +35,4 @@ pub(super) fn fill(capture: &mut Capture, record: &mut AllocationRecord, process
     capture.stack_limit = record.stack_ends.then_some(end);
     // The capture's buffer is reused for a later record.
     std::mem::swap(&mut capture.stack, &mut record.stack);
-}
-
-/// Captures with a long stack that are kept, and captures in all.
-const LONG_MAX: usize = 64;
-const CAPTURES_MAX: usize = 4096;
-const LONG_BYTES: usize = 4096;
-
-/// Captures for reuse.
-#[derive(Default)]
-pub(super) struct CapturePool {
-    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
-    captures: Vec<Box<Capture>>,
-}
-
-impl CapturePool {
-    pub(super) fn take(&mut self) -> Box<Capture> {
-        self.captures.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
-    }
-
-    /// Takes one back, unless there are enough.
-    pub(super) fn put(&mut self, capture: Box<Capture>) {
-        let is_short = capture.stack.capacity() <= LONG_BYTES;
-        if self.captures.len() < if is_short { CAPTURES_MAX } else { LONG_MAX } {
-            self.captures.push(capture);
-        }
-    }
 }

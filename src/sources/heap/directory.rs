@@ -192,7 +192,7 @@ impl Directory {
                 Refusal::Space,
                 "no space for its ring: set XDG_RUNTIME_DIR to a directory with more, or raise --every",
             ),
-            (Refusal::Map, "it has no address space left"),
+            (Refusal::Map, "no address space for its ring (ulimit -v): raise --every"),
             (Refusal::Control, "the control file was changed"),
         ];
         let at = |reason: Refusal| offset_of!(Control, refusals) + reason as usize * size_of::<u64>();
@@ -209,11 +209,7 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         self.stop();
-        if self.survivors().is_empty() {
-            remove(&self.path);
-        } else {
-            remove_but_shim(&self.path);
-        }
+        remove_unless_mapped(&self.path);
         *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -230,15 +226,10 @@ pub fn remove_current() {
     if let Ok(mut current) = CURRENT.try_lock()
         && let Some(path) = current.take()
     {
-        let shim = path.join(SHIM_NAME);
-        if processes_with(&shim).is_empty() {
-            remove(&path);
-        } else {
-            if let Ok(control) = File::options().write(true).open(path.join(CONTROL_NAME)) {
-                stop(&control);
-            }
-            remove_but_shim(&path);
+        if let Ok(control) = File::options().write(true).open(path.join(CONTROL_NAME)) {
+            stop(&control);
         }
+        remove_unless_mapped(&path);
     }
 }
 
@@ -393,11 +384,7 @@ fn sweep(place: &Path) {
         let path = entry.path();
         let is_one = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes());
         if is_one && is_own(&path) && is_abandoned(&path) {
-            if processes_with(&path.join(SHIM_NAME)).is_empty() {
-                remove(&path);
-            } else {
-                remove_but_shim(&path);
-            }
+            remove_unless_mapped(&path);
         }
     }
 }
@@ -412,6 +399,15 @@ fn is_abandoned(path: &Path) -> bool {
             .and_then(|metadata| metadata.modified())
             .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > NEW_FOR)),
         Err(_) => false,
+    }
+}
+
+/// Removes a directory; while processes have the shim, all of it but the shim.
+fn remove_unless_mapped(path: &Path) {
+    if processes_with(&path.join(SHIM_NAME)).is_empty() {
+        remove(path);
+    } else {
+        remove_but_shim(path);
     }
 }
 

@@ -6,6 +6,7 @@
 //! `process.rs`. Processes are hostile: their records are copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
 
 mod batch_interval;
+mod box_pool;
 mod capture;
 pub mod directory;
 pub(in crate::sources) mod process;

@@ -6,15 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
-use super::capture::{CapturePool, fill};
+use super::box_pool::BoxPool;
+use super::capture::fill;
 use super::directory::Directory;
 use super::process::{HeapProcess, RingFiles};
 use super::ring::{Record, Ring, RingError};
 use super::ring_clock::RingClock;
 use super::ring_losses::RingLosses;
 use super::shared_memory::RING_PREFIX;
-use crate::sources::ThreadId;
 use crate::sources::pushed::{NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, SourceEvent, TimedEvent};
+use crate::sources::{Capture, ThreadId};
 
 /// Most bytes of a ring per read: they then fit into the processor's caches.
 const READ_BYTES_MAX: u64 = 1 << 20;
@@ -53,7 +54,7 @@ pub(super) struct RecordedProcess<P> {
 pub(super) struct ReadContext<'a> {
     pub(super) directory: &'a Directory,
     pub(super) clock: &'a RingClock,
-    pub(super) captures: &'a mut CapturePool,
+    pub(super) captures: &'a mut BoxPool<Capture>,
     pub(super) records: &'a mut Vec<Record>,
     /// The recording ends: what was written until now is the rest.
     pub(super) is_draining: bool,
@@ -277,7 +278,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
         record: Record,
         clock: &RingClock,
         now_ns: u64,
-        captures: &mut CapturePool,
+        captures: &mut BoxPool<Capture>,
     ) -> TimedEvent {
         let pid = self.process.process().pid;
         let (time_ns, tid, event) = match record {
@@ -287,7 +288,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
                     bytes: record.size,
                     untracked: record.untracked,
                 };
-                let mut capture = captures.take();
+                let mut capture = captures.take().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
                 let (time_ns, tid) = (record.time_ns, record.tid);
                 if let Some(ring) = &mut self.ring {
                     fill(&mut capture, &mut record, ring.header().processor);

@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
+use super::box_pool::BoxPool;
 use super::shared_memory::{
     AARCH64, Allocation, COMMITTED, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DEFAULT_DATA_SIZE, Free, Kind,
     LostAllocations, MAGIC, Origin, PIECE_SIZE_MAX, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader,
@@ -19,10 +20,6 @@ use super::shared_memory::{
 
 /// Bytes per read: several of the largest records.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Allocation records kept for reuse, with short and with long stacks.
-const SPARE_LONG_MAX: usize = 64;
-const SPARE_MAX: usize = 4096;
-const LONG_BYTES: usize = 4096;
 /// Pieces read at once from which on a ring is busy: its memory stays for the records that follow soon. The kernel
 /// takes ten times as long to free and to provide a page as to write zeros to it.
 const BUSY_PIECES: u64 = 2;
@@ -149,8 +146,7 @@ pub struct Ring {
     /// Count up to which pieces have been released to the writers.
     given_back: u64,
     chunk: Vec<u8>,
-    #[allow(clippy::vec_box, reason = "records are handed on in their boxes")]
-    spare: Vec<Box<AllocationRecord>>,
+    spare: BoxPool<AllocationRecord>,
 }
 
 impl Ring {
@@ -177,7 +173,7 @@ impl Ring {
         if file.metadata()?.len() < DATA_OFFSET as u64 + header.data_size {
             return Err(RingError::Malformed("it is shorter than it says"));
         }
-        Ok(Some(Ring { file, header, read: 0, given_back: 0, chunk: Vec::new(), spare: Vec::new() }))
+        Ok(Some(Ring { file, header, read: 0, given_back: 0, chunk: Vec::new(), spare: BoxPool::new() }))
     }
 
     /// The header.
@@ -287,10 +283,8 @@ impl Ring {
 
     /// Takes back an allocation record to reuse its memory.
     pub fn recycle(&mut self, allocation: Box<AllocationRecord>) {
-        let is_short = allocation.stack.capacity() <= LONG_BYTES;
-        if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
-            self.spare.push(allocation);
-        }
+        let capacity_bytes = allocation.stack.capacity();
+        self.spare.put(allocation, capacity_bytes);
     }
 
     /// Sampled allocations that did not fit, by size class: count and bytes.
@@ -322,8 +316,8 @@ impl Ring {
 
     /// Allocations that threads lost while another thread created the ring.
     #[must_use]
-    pub fn early(&self) -> u64 {
-        word_at(&self.file, offset_of!(RingHeader, early)).unwrap_or(0)
+    pub fn lost_before_ring(&self) -> u64 {
+        word_at(&self.file, offset_of!(RingHeader, lost_before_ring)).unwrap_or(0)
     }
 
     /// Records lost because there was no space for them in the file system.
@@ -413,10 +407,9 @@ fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static
 }
 
 /// Copies records out; each lies within the bytes.
-#[allow(clippy::vec_box, reason = "records are handed on in their boxes")]
 fn parse(
     mut bytes: &[u8],
-    spare: &mut Vec<Box<AllocationRecord>>,
+    spare: &mut BoxPool<AllocationRecord>,
     into: &mut Vec<Record>,
 ) -> Result<(), RingError> {
     while let Some(found) = word(bytes, 0).map(Word::decode) {
@@ -430,7 +423,7 @@ fn parse(
         match Kind::from_number(found.kind) {
             Some(Kind::Pad) => {}
             Some(Kind::Allocation) => {
-                let mut allocation = spare.pop().unwrap_or_default();
+                let mut allocation = spare.take().unwrap_or_default();
                 let read = read_allocation(record, found.flags, &mut allocation);
                 read.ok_or(RingError::Malformed("a record is too short"))?;
                 into.push(Record::Allocation(allocation));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::HeapOptions;
 use super::batch_interval::{BatchInterval, FIRST_INTERVAL_NS};
-use super::capture::CapturePool;
+use super::box_pool::BoxPool;
 use super::directory::Directory;
 use super::process::HeapProcess;
 use super::recorded_process::{ReadContext, RecordedProcess};
@@ -45,7 +45,7 @@ pub(in crate::sources) struct HeapSource<P> {
     exit: Option<CommandExit>,
     /// Of exited processes.
     lost: RingLosses,
-    captures: CapturePool,
+    captures: BoxPool<Capture>,
     /// Empty between reads.
     records: Vec<Record>,
 }
@@ -94,7 +94,7 @@ impl<P: HeapProcess> HeapSource<P> {
             stage: Stage::Recording,
             exit: None,
             lost: RingLosses::default(),
-            captures: CapturePool::default(),
+            captures: BoxPool::new(),
             records: Vec::new(),
         }
     }
@@ -294,7 +294,8 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
     }
 
     fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
-        self.captures.put(capture);
+        let capacity_bytes = capture.stack.capacity();
+        self.captures.put(capture, capacity_bytes);
     }
 
     fn allocation_rate(&self) -> Option<u64> {
@@ -306,7 +307,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
         for process in self.processes.values() {
             losses.merge(&process.losses());
         }
-        let RingLosses { allocations, frees, early, no_space, malformed_rings } = losses;
+        let RingLosses { allocations, frees, lost_before_ring, no_space, malformed_rings } = losses;
         let ended_early = match &self.stage {
             Stage::Finished { ended_early } => ended_early.clone(),
             Stage::Recording | Stage::Draining => None,
@@ -314,7 +315,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
         AllocationLosses {
             allocations,
             frees,
-            early,
+            lost_before_ring,
             no_space,
             malformed_rings,
             programs: self.directory.programs(),

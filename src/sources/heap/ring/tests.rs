@@ -280,7 +280,7 @@ fn arbitrary_content_is_harmless() {
                 _ => 0,
             });
             assert!(stacks.sum::<u64>() <= 4 * DATA_SIZE, "seed {seed}");
-            let _ = (ring.lost_allocations(), ring.lost_frees(), ring.early());
+            let _ = (ring.lost_allocations(), ring.lost_frees(), ring.lost_before_ring());
         }
         fs::remove_file(&writer.path).unwrap();
     }

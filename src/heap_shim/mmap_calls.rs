@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::mappings::{MappingTable, UnmapResult};
-use super::process::{self, Process, Status};
+use super::process::{self, Settings, Status};
 use super::real::{self, libc_function};
 use super::sample::{self, CallerRegisters};
 use super::shared_memory::{Function, Kind, SHRINK_PAGE};
@@ -33,17 +33,17 @@ struct Change {
 ///
 /// # Safety
 /// Called by an entry point with the program's arguments and an index into `LIBC_FUNCTIONS`.
-pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters, index: u32) -> usize {
+pub unsafe extern "C" fn handle(arguments: &[usize; 6], registers: &CallerRegisters, index: u32) -> usize {
     let call = || real::call(index as usize, *arguments);
     let Some(table) = process::mappings() else { return call() };
-    let Status::Recording(process) = process::status() else { return call() };
-    let Some(change) = parse_call(arguments, index as usize).filter(|_| !process.is_stopped()) else {
+    let Status::Recording(settings) = process::status() else { return call() };
+    let Some(change) = parse_call(arguments, index as usize).filter(|_| !settings.is_stopped()) else {
         return call();
     };
     let _blocked = BlockedSignals::new();
     // A word of this call's frame: no other call has its address.
     let token = core::ptr::from_ref(&change).addr() as u64;
-    let (mut is_known, mut is_missed) = (false, false);
+    let (mut is_known, mut gave_up) = (false, false);
     let mut until_ns = None;
     // Unmapping much memory takes milliseconds.
     let mut wait = || {
@@ -56,30 +56,30 @@ pub unsafe extern "C" fn map(arguments: &[usize; 6], registers: &CallerRegisters
         now_ns < *until_ns.get_or_insert(now_ns + WAIT_MAX_NS)
     };
     for (begin, end) in change.unmapped {
-        let held = table.hold(begin, end, token, &mut wait);
-        (is_known, is_missed) = (is_known | held.0, is_missed | held.1);
+        let locked = table.lock_range(begin, end, token, &mut wait);
+        (is_known, gave_up) = (is_known | locked.any, gave_up | locked.gave_up);
     }
     let result = call();
     // munmap returns an int: the upper half of its word can be anything.
     if result == FAILED || (index as usize == libc_function::MUNMAP && result as i32 == -1) {
-        table.release(token);
+        table.unlock(token);
         return result;
     }
     let thread = Thread::current();
     if is_known {
         for (begin, end) in change.unmapped {
-            table.cut(begin, end, token, |unmapped| record_unmapped(thread, unmapped));
+            table.unmap(begin, end, token, |unmapped| record_unmapped(thread, unmapped));
         }
-        table.release(token);
+        table.unlock(token);
     }
-    if is_missed && let Some(ring) = process::ring() {
+    if gave_up && let Some(ring) = process::ring() {
         ring.lose_free();
     }
     // mremap is recorded if the old range was: mappings of files are not in the table.
     if let Some((size, function)) = change.mapped
         && (function == Function::Mmap || is_known)
     {
-        record_mapped(process, thread, table, registers, function, result as u64, size);
+        record_mapped(settings, thread, table, registers, function, result as u64, size);
     }
     result
 }
@@ -113,7 +113,7 @@ fn pages(size: u64) -> u64 {
 }
 
 fn record_mapped(
-    process: Process,
+    settings: Settings,
     thread: Thread,
     table: &MappingTable,
     registers: &CallerRegisters,
@@ -122,14 +122,14 @@ fn record_mapped(
     size: u64,
 ) {
     let end = begin + pages(size);
-    let is_due = sample::count_bytes(process, thread, thread.left(), size);
+    let is_due = sample::count_bytes(settings, thread, thread.bytes_to_sample(), size);
     // What an allocator maps is in its blocks, which are recorded. Return addresses may be signed (Arm).
     if !is_due || real::is_in_allocator((registers[super::entry::PC] & ((1 << 48) - 1)) as usize) {
         table.add(0, begin, end);
         return;
     }
     let block = begin + 1 + SAMPLED.fetch_add(1, Ordering::Relaxed) % (SHRINK_PAGE - 1);
-    sample::record(process, thread, registers, function, block, size, || table.add(block, begin, end));
+    sample::record(settings, thread, registers, function, block, size, || table.add(block, begin, end));
 }
 
 fn record_unmapped(thread: Thread, unmapped: UnmapResult) {
