@@ -183,10 +183,9 @@ fn take_once(
     let description = describe(kernel, &facts);
     refusal::check_task(kernel, acquired.port(), &facts)?;
     let mut target = MachTarget::new(acquired, description, launched);
-    if let Err(failed) = target.begin() {
-        return Err(TakeError::TaskGone(refusal::cannot_list(kernel, &facts, failed)));
-    }
-    refusal::check_program(kernel, &facts, target.program_cpu_type())?;
+    let cpu_type =
+        target.begin().map_err(|failed| TakeError::TaskGone(refusal::cannot_list(kernel, &facts, failed)))?;
+    refusal::check_program(kernel, &facts, cpu_type)?;
     Ok(target)
 }
 

@@ -47,11 +47,12 @@ impl<'k> MachTarget<'k> {
         }
     }
 
-    /// Lists threads and images for the first time.
+    /// Lists threads and images for the first time. Returns the processor that the program was compiled for, if its
+    /// header was readable.
     ///
     /// # Errors
     /// The kernel's error when listing the threads.
-    pub(super) fn begin(&mut self) -> Kern<()> {
+    pub(super) fn begin(&mut self) -> Kern<Option<u32>> {
         let now_ns = self.timer.now_ns();
         let threads = self.task.list_threads(now_ns, || false)?.started.len() as u64;
         let listed_ns = self.timer.now_ns();
@@ -60,18 +61,13 @@ impl<'k> MachTarget<'k> {
         self.stops.expect_calls_of(listed_ns.saturating_sub(now_ns) / (threads + 2));
         // Unreadable images are read later.
         let _ = self.task.refresh_images(now_ns);
-        Ok(())
+        Ok(self.task.program_cpu_type())
     }
 
     /// The clock for [`Target::next`].
     #[must_use]
     pub fn clock(&self) -> MachClock<'k> {
         self.timer.clock()
-    }
-
-    /// The processor that the program was compiled for, if its header was readable.
-    pub(super) fn program_cpu_type(&self) -> Option<u32> {
-        self.task.program_cpu_type()
     }
 
     /// Reports changes since the last time, or continues to. A tick is due at `tick_ns`, and is not delayed
