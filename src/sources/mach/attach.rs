@@ -3,11 +3,12 @@
 
 use std::ffi::OsString;
 
+use super::bsd_process::{command_of, exit_status};
 use super::clock::MachClock;
 use super::kernel::{KernReturn, MachKernel};
-use super::owned_task::{acquire_once, command_of};
+use super::owned_task::OwnedTask;
 use super::refusal::{self, Facts};
-use super::task::{self, MachTarget};
+use super::target::MachTarget;
 use crate::arch::Arch;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result, io_text};
@@ -26,30 +27,33 @@ const SIGCONT: i32 = 19;
 /// Bits of an address in user space: 64 − 17 on 16 KiB kernels (`machdep.virtual_address_size`).
 const ADDRESS_BITS: i32 = 47;
 
-/// Attaches to a running process.
-///
-/// # Errors
-/// [`ErrorKind::Attach`]: why it was refused, and what to do.
-pub(super) fn attach<'k>(kernel: &'k dyn MachKernel, pid: u32) -> Result<MachTarget<'k>> {
-    let pid = i32::try_from(pid).map_err(|_| refusal::no_such_process(pid))?;
-    take(kernel, pid, false)
-}
+impl<'k> MachTarget<'k> {
+    /// Attaches to a running process without stopping it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Attach`]: why it was refused, and what to do.
+    pub fn attach(kernel: &'k dyn MachKernel, pid: u32) -> Result<MachTarget<'k>> {
+        let pid = i32::try_from(pid).map_err(|_| refusal::no_such_process(pid))?;
+        take(kernel, pid, false)
+    }
 
-/// Starts a command and attaches to it before its first instruction.
-///
-/// # Errors
-/// [`ErrorKind::Attach`]: why it could not be started or attached to. The command does not run then.
-pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Result<MachTarget<'k>> {
-    // This process must not be suspended while the command waits for it.
-    let _hold = signals::Hold::new();
-    let program = command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
-    let mut waiting = SuspendedChild::start(kernel, command, &[])?;
-    let attached = take(kernel, waiting.number(), true).and_then(|target| waiting.go().map(|()| target));
-    // Whatever failed, an early exit of the command is the cause.
-    attached.map_err(|error| match waiting.ended() {
-        Some(status) => refusal::ended_early(&program, status),
-        None => error,
-    })
+    /// Starts a command, attaches to it before its first instruction, and resumes it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Attach`]: why it could not be started or attached to; it has not run then.
+    pub fn launch(kernel: &'k dyn MachKernel, command: &[OsString]) -> Result<MachTarget<'k>> {
+        // This process must not be suspended while the command waits for it.
+        let _hold = signals::Hold::new();
+        let program =
+            command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
+        let mut waiting = SuspendedChild::start(kernel, command, &[])?;
+        let attached = take(kernel, waiting.number(), true).and_then(|target| waiting.go().map(|()| target));
+        // Whatever failed, an early exit of the command is the cause.
+        attached.map_err(|error| match waiting.ended() {
+            Some(status) => refusal::ended_early(&program, status),
+            None => error,
+        })
+    }
 }
 
 /// A process that was started suspended.
@@ -100,8 +104,7 @@ impl<'k> SuspendedChild<'k> {
         let until_ns = clock.now_ns().saturating_add(EXIT_NS);
         loop {
             let status = match self.kernel.wait_ended(pid) {
-                Ok(Some(status)) => Some(task::exit_status(status)),
-                Ok(None) => None,
+                Ok(status) => status.map(exit_status),
                 // While SIGCHLD is ignored the exit status of children is lost.
                 Err(_) => refusal::has_ended(self.kernel, pid).then_some(ExitStatus::Unknown),
             };
@@ -165,7 +168,7 @@ fn take_once(
     launched: bool,
 ) -> std::result::Result<MachTarget<'_>, TakeError> {
     let facts = refusal::check(kernel, pid, launched)?;
-    let mut taken = acquire_once(kernel, pid);
+    let mut taken = OwnedTask::acquire(kernel, pid);
     for _ in 1..TRIES {
         // The same code also means that the process is executing a new program.
         if taken.as_ref().err() == Some(&KernReturn::Failure)
@@ -173,17 +176,16 @@ fn take_once(
         {
             let clock = MachClock::new(kernel);
             clock.wait_until_ns(clock.now_ns().saturating_add(BETWEEN_TRIES_NS));
-            taken = acquire_once(kernel, pid);
+            taken = OwnedTask::acquire(kernel, pid);
         }
     }
     let acquired = taken.map_err(|failed| refusal::explain(kernel, pid, launched, failed))?;
-    // From here on, dropping the target releases the port on any failure.
-    let mut target = MachTarget::new(kernel, acquired, describe(kernel, &facts), launched);
-    refusal::check_task(kernel, acquired.task, &facts)?;
-    if let Err(failed) = target.begin() {
-        return Err(TakeError::TaskGone(refusal::cannot_list(kernel, &facts, failed)));
-    }
-    refusal::check_program(kernel, &facts, target.program_cpu_type())?;
+    let description = describe(kernel, &facts);
+    refusal::check_task(kernel, acquired.port(), &facts)?;
+    let mut target = MachTarget::new(acquired, description, launched);
+    let cpu_type =
+        target.begin().map_err(|failed| TakeError::TaskGone(refusal::cannot_list(kernel, &facts, failed)))?;
+    refusal::check_program(kernel, &facts, cpu_type)?;
     Ok(target)
 }
 

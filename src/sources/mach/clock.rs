@@ -41,3 +41,44 @@ impl Clock for MachClock<'_> {
         u64::try_from(u128::from(ticks) * u128::from(self.numer) / u128::from(self.denom)).unwrap_or(u64::MAX)
     }
 }
+
+/// Waits for ticks, and how late the waits ended.
+pub(super) struct TickTimer<'k> {
+    clock: MachClock<'k>,
+    /// Total time by which waits ended after the tick.
+    overslept_ns: u64,
+    qos_requested: bool,
+}
+
+impl<'k> TickTimer<'k> {
+    pub(super) fn new(kernel: &'k dyn MachKernel) -> TickTimer<'k> {
+        TickTimer { clock: MachClock::new(kernel), overslept_ns: 0, qos_requested: false }
+    }
+
+    pub(super) fn clock(&self) -> MachClock<'k> {
+        self.clock
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    pub(super) fn overslept_ns(&self) -> u64 {
+        self.overslept_ns
+    }
+
+    /// Requests to be woken in time, once, for the sampling thread. A thread of background QoS is woken up to
+    /// 100 ms late. A refusal is harmless: ticks then arrive late.
+    pub(super) fn request_qos(&mut self) {
+        if !std::mem::replace(&mut self.qos_requested, true) {
+            let _ = self.clock.kernel.request_interactive_qos();
+        }
+    }
+
+    /// Waits until `due_ns`, which is not after the tick at `tick_ns`.
+    pub(super) fn wait_until_ns(&mut self, due_ns: u64, tick_ns: u64) {
+        self.clock.wait_until_ns(due_ns);
+        let late_ns = self.now_ns().saturating_sub(tick_ns);
+        self.overslept_ns = self.overslept_ns.saturating_add(late_ns);
+    }
+}

@@ -31,11 +31,7 @@ pub(super) fn label_offset(memory: &Memory<'_>, offsets_avma: u64) -> Option<Lab
 
 /// The label of the queue that a thread currently works for.
 pub(super) fn label(memory: &Memory<'_>, thread: &Thread, offset: LabelOffset) -> Option<String> {
-    // The handle itself: libdispatch has not set the queue yet.
-    if thread.dispatch_qaddr == 0 || thread.dispatch_qaddr == thread.handle {
-        return None;
-    }
-    let queue = memory.word(thread.dispatch_qaddr).ok().filter(|queue| *queue != 0)?;
+    let queue = memory.word(thread.dispatch_queue()?).ok().filter(|queue| *queue != 0)?;
     let text = memory.word(queue.checked_add(offset.0.into())?).ok().filter(|text| *text != 0)?;
     memory.text(text, LABEL_BYTES_MAX).ok().filter(|label| !label.is_empty())
 }

@@ -1,50 +1,132 @@
 //! Stops: the whole task is held (see `hold.rs`) while registers and stacks of a few threads are copied.
-//! Everything possible is read before, or else after.
-//!
-//! A ready thread is reported as running like one on a CPU (TH_STATE_RUNNING), but is where it lost its CPU,
-//! which is not where it uses time. No call distinguishes the two at one moment; the hold itself does. CPU
-//! times are exact for threads on no CPU (they are updated when a thread leaves it), as all are in a held
-//! task: a thread that was on a CPU has used time between a poll right before the hold and one during it. And
-//! it has blocked in its stop, while a ready one is still ready: a hold waits only until no thread is on a
-//! CPU (osfmk/kern/task.c, place_task_hold: task_wait_locked without `until_not_runnable`).
+//! Everything possible is read before, or else after. Input: requests. Output: a capture for each, or why not.
 
-use super::hold::Hold;
-use super::kernel::StateFlavor;
-use super::state;
-use super::stop_queue::{HOLD_NS, Stop, StopRequest};
-use super::task::MachTarget;
-use super::threads::is_gone;
-use crate::addr::Avma;
+use std::collections::VecDeque;
+
+use super::clock::MachClock;
+use super::on_cpu::OnCpu;
+use super::task::Task;
+use super::threads::ThreadReport;
 use crate::clock::Clock;
-use crate::sources::{Activity, Outcome, TargetEvent, ThreadStatus};
+use crate::sources::{Activity, Capture, Outcome, Process, ThreadId, ThreadStatus};
 
-impl MachTarget<'_> {
-    /// Holds the task and copies threads with a stop request.
-    pub(super) fn capture_asked(&mut self) {
-        if self.taskless_ns.is_some() {
-            return self.stops.answer_asked("the program ended or was replaced before it was stopped");
+/// Threads to copy in one hold. A hold stops all running threads, whichever is copied, so many small holds
+/// cost more than a long one; the table is in docs/decisions/mach-holds-the-task.md.
+const AT_ONCE: usize = 16;
+
+/// Target for the length of a hold, nanoseconds: if calls are slow, fewer threads are copied in one.
+const HOLD_NS: u64 = 1_000_000;
+
+/// Calls in a hold for one thread: a poll, its registers, its stack in three pieces at first.
+const COPY_CALLS: u64 = 5;
+
+/// A requested stop.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StopRequest {
+    pub(super) thread: ThreadId,
+    pub(super) stack_bytes: usize,
+    /// Capture it anywhere; otherwise only if it is on a CPU.
+    pub(super) keep_waiting: bool,
+}
+
+/// The outcome of a stop request.
+struct Stop {
+    request: StopRequest,
+    outcome: Outcome,
+    capture: Capture,
+    /// The poll right before the hold, and when it returned.
+    before: Option<(ThreadReport, u64)>,
+}
+
+/// Requested and completed stops of a task.
+#[derive(Default)]
+pub(super) struct Stops {
+    requests: VecDeque<StopRequest>,
+    completed: VecDeque<Stop>,
+    spare: Vec<Capture>,
+    /// Time per thread in the last hold, nanoseconds.
+    copy_ns: u64,
+    on_cpu: OnCpu,
+}
+
+impl Stops {
+    /// Requests a stop, at most one at a time per thread.
+    pub(super) fn request(&mut self, request: StopRequest) {
+        if !self.requests.iter().any(|other| other.thread == request.thread) {
+            self.requests.push_back(request);
         }
-        let mut stops = self.prepare();
+    }
+
+    pub(super) fn are_requested(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// Drops the requests of a thread that has exited.
+    pub(super) fn forget(&mut self, thread: ThreadId) {
+        self.requests.retain(|request| request.thread != thread);
+    }
+
+    /// Completes all requested stops without a capture.
+    pub(super) fn cancel(&mut self, why: &'static str) {
+        while let Some(request) = self.requests.pop_front() {
+            let capture = self.buffer();
+            self.completed.push_back(Stop {
+                request,
+                outcome: Outcome::Unreadable(why),
+                capture,
+                before: None,
+            });
+        }
+    }
+
+    /// Takes the next completed stop.
+    pub(super) fn take(&mut self, capture: &mut Capture) -> Option<(ThreadId, Outcome)> {
+        let mut stop = self.completed.pop_front()?;
+        if stop.outcome != Outcome::Captured {
+            stop.capture.stack.clear();
+        }
+        self.spare.push(std::mem::replace(capture, stop.capture));
+        Some((stop.request.thread, stop.outcome))
+    }
+
+    /// Number of threads to copy in one hold.
+    pub(super) fn at_once(&self) -> usize {
+        let fit = HOLD_NS.checked_div(self.copy_ns).unwrap_or(u64::MAX);
+        usize::try_from(fit).unwrap_or(AT_ONCE).clamp(1, AT_ONCE)
+    }
+
+    /// Sets the expected duration of a call, before any hold has shown it.
+    pub(super) fn expect_calls_of(&mut self, call_ns: u64) {
+        self.copy_ns = call_ns.saturating_mul(COPY_CALLS);
+    }
+
+    /// Holds the task and copies threads with a stop request. Returns whether one of them ran code that was
+    /// unknown.
+    pub(super) fn make(&mut self, task: &mut Task<'_>, process: &Process, clock: MachClock<'_>) -> bool {
+        let mut stops = self.prepare(task, clock);
         if stops.is_empty() {
-            return;
+            return false;
         }
-        let begun_ns = self.clock.now_ns();
+        let begun_ns = clock.now_ns();
         let mut copied = 0;
-        match Hold::begin(self.kernel, self.task) {
+        match task.hold() {
             Ok(hold) => {
-                let held_ns = self.clock.now_ns();
+                let held_ns = clock.now_ns();
                 let mut now_ns = held_ns;
                 for stop in &mut stops {
                     // Calls may take longer than in the last hold.
                     if copied > 0 && now_ns >= held_ns.saturating_add(HOLD_NS) {
                         break;
                     }
-                    stop.outcome = self.stopped(stop, begun_ns);
+                    stop.outcome = match self.ran(task, stop, begun_ns) {
+                        true => task.copy(&hold, stop.request.thread, process, &mut stop.capture),
+                        false => Outcome::NotOnCpu,
+                    };
                     copied += 1;
-                    now_ns = self.clock.now_ns();
+                    now_ns = clock.now_ns();
                 }
                 drop(hold);
-                self.stops.copy_ns = now_ns.saturating_sub(held_ns) / copied as u64;
+                self.copy_ns = now_ns.saturating_sub(held_ns) / copied as u64;
             }
             Err(_) => {
                 copied = stops.len();
@@ -52,98 +134,93 @@ impl MachTarget<'_> {
                 stops.iter_mut().for_each(|stop| stop.outcome = failed);
             }
         }
-        let pause_ns = self.clock.now_ns().saturating_sub(begun_ns);
+        let pause_ns = clock.now_ns().saturating_sub(begun_ns);
         for stop in stops.drain(copied..).rev() {
-            self.stops.asked.push_front(stop.asked);
-            self.stops.spare.push(stop.capture);
+            self.requests.push_front(stop.request);
+            self.spare.push(stop.capture);
         }
         let (mut new_code, mut stopped_ns) = (false, pause_ns);
         for mut stop in stops {
-            let capture = &mut stop.capture;
-            capture.pause_ns = pause_ns;
-            capture.stopped_ns = std::mem::take(&mut stopped_ns);
+            stop.capture.pause_ns = pause_ns;
+            stop.capture.stopped_ns = std::mem::take(&mut stopped_ns);
             if stop.outcome == Outcome::Captured {
-                let (sp, pc) =
-                    (capture.registers.sp().0, capture.registers.pc().0 & self.process.address_mask);
-                if let Some(thread) = self.threads.get_mut(stop.asked.thread) {
-                    thread.stack.learn(&self.memory, sp);
-                    capture.stack_limit = thread.stack.limit(sp).map(Avma);
-                }
-                new_code |= self.jit.learn(&self.memory, &self.dyld, pc);
+                new_code |= task.learn(stop.request.thread, process, &mut stop.capture);
             }
-            self.stops.made.push_back(stop);
+            self.completed.push_back(stop);
         }
-        if new_code {
-            self.events.push_back(TargetEvent::ImagesChanged);
-        }
+        new_code
     }
 
     /// Prepares buffers and facts for the threads of a hold. Threads found waiting need none.
-    fn prepare(&mut self) -> Vec<Stop> {
-        let count = self.stops.asked.len().min(self.stops.at_once());
-        let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();
+    fn prepare(&mut self, task: &mut Task<'_>, clock: MachClock<'_>) -> Vec<Stop> {
+        let count = self.requests.len().min(self.at_once());
+        let requests: Vec<StopRequest> = self.requests.drain(..count).collect();
         let mut stops = Vec::with_capacity(count);
-        for asked in asked {
-            let mut capture = self.stops.buffer();
-            capture.stack.resize(asked.stack_bytes, 0);
-            if let Some(thread) = self.threads.get_mut(asked.thread) {
-                thread.stack.ask(&self.memory, thread.handle);
-            }
-            stops.push(Stop { asked, outcome: Outcome::Captured, capture, before: None });
+        for request in requests {
+            let mut capture = self.buffer();
+            capture.stack.resize(request.stack_bytes, 0);
+            task.prepare(request.thread);
+            stops.push(Stop { request, outcome: Outcome::Captured, capture, before: None });
         }
         // Last, so that little happens between these polls and the hold.
-        for stop in stops.iter_mut().filter(|stop| !stop.asked.keep_waiting) {
-            let told = self.threads.told_around_stop(self.kernel, stop.asked.thread);
-            stop.before = told.map(|told| (told, self.clock.now_ns()));
+        for stop in stops.iter_mut().filter(|stop| !stop.request.keep_waiting) {
+            let report = task.report_around_stop(stop.request.thread);
+            stop.before = report.map(|report| (report, clock.now_ns()));
         }
-        let waits = |stop: &Stop| stop.before.is_some_and(|(told, _)| !told.is_runnable());
+        let waits = |stop: &Stop| stop.before.is_some_and(|(report, _)| !report.is_runnable());
         let (waiting, stops): (Vec<Stop>, Vec<Stop>) = stops.into_iter().partition(waits);
-        self.stops.made.extend(waiting.into_iter().map(|mut stop| {
+        self.completed.extend(waiting.into_iter().map(|mut stop| {
             stop.outcome = Outcome::BeganToWait;
             stop
         }));
         stops
     }
 
-    /// Copies a thread's registers and stack while the task is held, if it was on a CPU or is to be captured
-    /// anywhere.
-    fn stopped(&mut self, stop: &mut Stop, begun_ns: u64) -> Outcome {
-        let id = stop.asked.thread;
-        if let Some((before, told_ns)) = stop.before
-            && let Some(held) = self.threads.told_around_stop(self.kernel, id)
-        {
-            if !self.stops.was_on_cpu(before, held, begun_ns.saturating_sub(told_ns)) {
-                return Outcome::NotOnCpu;
-            }
-            let (cpu_ns, activity) = (held.cpu_ns(), Activity::Running);
-            stop.capture.status = Some(ThreadStatus { cpu_ns, switches: 0, activity });
+    /// Whether a thread of a held task was on a CPU, or is to be captured anywhere.
+    fn ran(&mut self, task: &mut Task<'_>, stop: &mut Stop, begun_ns: u64) -> bool {
+        let Some((before, told_ns)) = stop.before else { return true };
+        let Some(held) = task.report_around_stop(stop.request.thread) else { return true };
+        if !self.on_cpu.was_on_cpu(before, held, begun_ns.saturating_sub(told_ns)) {
+            return false;
         }
-        let capture = &mut stop.capture;
-        let Some(thread) = self.threads.get_mut(id).filter(|thread| !thread.has_gone) else {
-            return Outcome::Unreadable("thread ended before it was stopped");
-        };
-        let StateFlavor { flavor, count: wanted } = state::flavor(self.process.arch);
-        let (mut words, mut count) = ([0; StateFlavor::COUNT_MAX], wanted);
-        match self.kernel.thread_get_state(thread.port, flavor, &mut words, &mut count) {
-            Ok(()) if count >= wanted => {}
-            Err(failed) if is_gone(failed) => {
-                thread.has_gone = true;
-                return Outcome::Unreadable("thread ended before it was stopped");
-            }
-            _ => return Outcome::Unreadable("registers could not be read"),
-        }
-        capture.registers = state::registers(self.process.arch, &words, self.process.address_mask);
-        let sp = capture.registers.sp().0;
-        let stack_bytes = capture.stack.len();
-        let from = thread.stack.red_zone(sp);
-        let mut copy = |from: u64| {
-            capture.stack_base = Avma(from);
-            capture.stack.resize(stack_bytes.saturating_add((sp - from) as usize), 0);
-            thread.stack.copy(&self.memory, from, &mut capture.stack)
-        };
-        match copy(from).or_else(|failed| if from < sp { copy(sp) } else { Err(failed) }) {
-            Ok(()) => Outcome::Captured,
-            Err(_) => Outcome::Unreadable("stack could not be read"),
+        let (cpu_ns, activity) = (held.cpu_ns(), Activity::Running);
+        stop.capture.status = Some(ThreadStatus { cpu_ns, switches: 0, activity });
+        true
+    }
+
+    /// A capture that is empty except for the stack, which still has the bytes of an earlier stop: a copy
+    /// replaces all of them, and zeroing them first costs as much as the copy.
+    fn buffer(&mut self) -> Capture {
+        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        let stack = std::mem::take(&mut capture.stack);
+        capture.reset();
+        Capture { stack, ..capture }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_without_a_capture_has_no_bytes_of_an_earlier_one() {
+        let mut stops = Stops::default();
+        stops.spare.push(Capture { stack: vec![7; 64], only_kernel: true, ..Capture::default() });
+        stops.request(StopRequest { thread: ThreadId(1), stack_bytes: 64, keep_waiting: true });
+        stops.cancel("the program ended");
+        let mut capture = Capture::default();
+        let (_, outcome) = stops.take(&mut capture).expect("answered");
+        assert_eq!(outcome, Outcome::Unreadable("the program ended"));
+        assert_eq!((capture.stack.as_slice(), capture.only_kernel), (&[][..], false));
+    }
+
+    #[test]
+    fn slow_copies_reduce_the_threads_per_hold() {
+        let mut stops = Stops::default();
+        assert_eq!(stops.at_once(), 16);
+        for (call_ns, at_once) in [(2_000, 16), (33_000, 6), (2_000_000, 1)] {
+            stops.expect_calls_of(call_ns);
+            assert_eq!(stops.at_once(), at_once);
         }
     }
 }

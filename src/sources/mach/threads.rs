@@ -7,9 +7,12 @@
 
 use hashbrown::HashMap;
 
-use super::kernel::{Kern, KernReturn, MachKernel, TaskPort, ThreadPort};
+use super::kernel::{Kern, KernReturn, MachKernel, StateFlavor, TaskPort, ThreadPort};
+use super::memory::Memory;
 use super::stack::Stack;
-use crate::sources::{Activity, Fault, ThreadId, ThreadStatus};
+use super::state;
+use crate::addr::Avma;
+use crate::sources::{Activity, Capture, Fault, Outcome, Process, ThreadId, ThreadStatus};
 
 /// Counts of the flavors, in words (see `layout.rs`).
 const BASIC_COUNT: u32 = 10;
@@ -77,19 +80,68 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> 
 /// A known thread.
 #[derive(Debug)]
 pub(super) struct Thread {
-    pub(super) port: ThreadPort,
+    port: ThreadPort,
     /// TSD base, 0 if the thread has no pthread or it is not reported.
-    pub(super) handle: u64,
+    handle: u64,
     /// Address of the pointer to its dispatch queue.
-    pub(super) dispatch_qaddr: u64,
-    pub(super) stack: Stack,
+    dispatch_qaddr: u64,
+    stack: Stack,
     /// Its port was reported dead; the next list drops it.
-    pub(super) has_gone: bool,
+    has_gone: bool,
     /// Number of the last list that contained it.
     listed: u64,
     polled_ns: u64,
     /// Time in which polls found it running.
     seen_running_ns: u64,
+}
+
+impl Thread {
+    /// Address of the pointer to its dispatch queue, if libdispatch has set one.
+    pub(super) fn dispatch_queue(&self) -> Option<u64> {
+        // The handle itself: libdispatch has not set the queue yet.
+        Some(self.dispatch_qaddr).filter(|at| *at != 0 && *at != self.handle)
+    }
+
+    /// Finds its stack, once, before it is copied.
+    pub(super) fn prepare(&mut self, memory: &Memory<'_>) {
+        self.stack.ask(memory, self.handle);
+    }
+
+    /// Copies registers and stack while its task is held.
+    pub(super) fn copy(&mut self, memory: &Memory<'_>, process: &Process, capture: &mut Capture) -> Outcome {
+        if self.has_gone {
+            return Outcome::Unreadable("thread ended before it was stopped");
+        }
+        let StateFlavor { flavor, count: wanted } = state::flavor(process.arch);
+        let (mut words, mut count) = ([0; StateFlavor::COUNT_MAX], wanted);
+        match memory.kernel.thread_get_state(self.port, flavor, &mut words, &mut count) {
+            Ok(()) if count >= wanted => {}
+            Err(failed) if is_gone(failed) => {
+                self.has_gone = true;
+                return Outcome::Unreadable("thread ended before it was stopped");
+            }
+            _ => return Outcome::Unreadable("registers could not be read"),
+        }
+        capture.registers = state::registers(process.arch, &words, process.address_mask);
+        let sp = capture.registers.sp().0;
+        let stack_bytes = capture.stack.len();
+        let from = self.stack.red_zone(sp);
+        let mut copy = |from: u64| {
+            capture.stack_base = Avma(from);
+            capture.stack.resize(stack_bytes.saturating_add((sp - from) as usize), 0);
+            self.stack.copy(memory, from, &mut capture.stack)
+        };
+        match copy(from).or_else(|failed| if from < sp { copy(sp) } else { Err(failed) }) {
+            Ok(()) => Outcome::Captured,
+            Err(_) => Outcome::Unreadable("stack could not be read"),
+        }
+    }
+
+    /// The end of the stack that `sp` is on; the thread may run.
+    pub(super) fn learn_stack(&mut self, memory: &Memory<'_>, sp: u64) -> Option<Avma> {
+        self.stack.learn(memory, sp);
+        self.stack.limit(sp).map(Avma)
+    }
 }
 
 /// Changes found by a list, in the order of creation and of numbers.

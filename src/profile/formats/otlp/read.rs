@@ -5,6 +5,7 @@
 //! requested type are read, by default those with the type of the first, which viewers show. If times are of
 //! another clock than the recording's, they are relative to the earliest.
 
+mod converter;
 mod profiles;
 mod samples;
 

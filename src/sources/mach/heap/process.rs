@@ -10,11 +10,11 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::Clock;
 use crate::sources::heap::process::{HeapProcess, RingFiles, read_image_list};
+use crate::sources::mach::bsd_process::exit_status;
 use crate::sources::mach::clock::MachClock;
 use crate::sources::mach::files::MacFiles;
 use crate::sources::mach::kernel::MachKernel;
 use crate::sources::mach::refusal;
-use crate::sources::mach::task::exit_status;
 use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Interval between checks whether a process still runs the program of its ring, nanoseconds.
