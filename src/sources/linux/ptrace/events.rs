@@ -46,12 +46,12 @@ impl EventQueue {
     }
 
     /// Whether an exiting thread is stopped.
-    pub(super) fn keeps_stopped(&self) -> bool {
+    pub(super) fn holds_thread(&self) -> bool {
         self.exiting.is_some()
     }
 
     /// Whether one of the events is the exit of this thread.
-    pub(super) fn have_exit_of(&self, tid: libc::pid_t) -> bool {
+    pub(super) fn has_exit_of(&self, tid: libc::pid_t) -> bool {
         let exited = thread_id(tid);
         self.events
             .iter()

@@ -7,7 +7,7 @@
 //! without a stop (no EINTR, no register touched). So a target is traced by a dedicated thread (`tracer.rs`),
 //! which exits with the target, also by panic, and while the profiler is suspended.
 //!
-//! A sample: `target.rs` polls the thread (`poll.rs`) and sends a request (`stop_requests.rs`). It waits for stops and
+//! A sample: `target.rs` polls the thread (`poll.rs`) and requests a stop. It waits for stops and
 //! finds this one, of whatever kind. The request reads the thread (`stop.rs`), an interrupted call is repaired
 //! (`repeated_wait.rs`), and the thread continues as its guard is dropped (`stopped_thread.rs`).
 //!
@@ -20,8 +20,7 @@
 //! | `tracees.rs` | traced processes and threads: start, `exec`, exit |
 //! | `traced_process.rs` | a process: its mappings, files, names |
 //! | `thread.rs` `poll.rs` | a thread; its status by /proc |
-//! | `stop_requests.rs` | threads that were asked to stop |
-//! | `stop.rs` | one stop: request and capture |
+//! | `stop.rs` | pending stop requests; one stop: registers and stack bytes |
 //! | `on_cpu.rs` `tracer_cpu.rs` | whether a stopped thread was on a CPU; the tracer's own time on it |
 //! | `registers.rs` | registers by processor, repair of interrupted calls |
 //! | `prefetch.rs` | prefetched ranges of the stack |
@@ -43,7 +42,6 @@ mod repeated_wait;
 mod seccomp;
 mod seize;
 mod stop;
-mod stop_requests;
 mod stopped_thread;
 mod sys;
 mod target;

@@ -24,24 +24,24 @@ const PASSES_MAX: u32 = 16;
 
 /// Seizes the threads of a process, then reads its description.
 pub(super) fn seize(tracees: &mut Tracees, pid: pid_t) -> Result<()> {
-    if !tracees.has_process(pid) {
+    if tracees.process(pid).is_none() {
         tracees.add_process(TracedProcess::new(pid, describe(pid)));
     }
     seccomp::check(pid)?;
     for _ in 0..PASSES_MAX {
         let mut found_new = false;
         for tid in threads::list(pid).map_err(|error| refusal::explain(pid, &error))? {
-            if tracees.has_thread(tid) {
+            if tracees.thread(tid).is_some() {
                 continue;
             }
-            match sys::seize(tid, tracees.has_children()) {
+            match sys::seize(tid, tracees.traces_children()) {
                 Ok(()) => {
                     tracees.adopt_found(pid, tid).map_err(|error| refusal::explain(pid, &error))?;
                     found_new = true;
                 }
                 // Exited since the listing, or attached by the kernel meanwhile.
                 Err(error) if tid != pid && error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(_) if tid != pid && tracees.has_thread(pid) => {}
+                Err(_) if tid != pid && tracees.thread(pid).is_some() => {}
                 // The first thread exited before the others.
                 Err(_) if tid == pid && threads::living(pid).is_some_and(|living| living != pid) => {}
                 Err(error) => return Err(refusal::explain(pid, &error)),
@@ -68,7 +68,7 @@ pub(super) fn seize_started(tracees: &mut Tracees) {
         // A parent may come after its child in the list.
         loop {
             let refused_now: Vec<pid_t> = refused.iter().map(|(pid, _)| *pid).collect();
-            let is_known = |pid: &pid_t| tracees.has_process(*pid) || refused_now.contains(pid);
+            let is_known = |pid: &pid_t| tracees.process(*pid).is_some() || refused_now.contains(pid);
             let is_new = |(pid, parent): &(pid_t, pid_t)| is_known(parent) && !is_known(pid);
             let (new, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_new);
             left = others;
@@ -124,10 +124,10 @@ pub(super) fn seize_again(
             if seized.contains(&tid) {
                 continue;
             }
-            match sys::seize(tid, tracees.has_children()) {
+            match sys::seize(tid, tracees.traces_children()) {
                 Ok(()) => {
                     seized.insert(tid);
-                    if !tracees.has_thread(tid) {
+                    if tracees.thread(tid).is_none() {
                         let adopted = tracees.adopt_found(pid, tid);
                         adopted.map_err(|error| lost(&refusal::explain(pid, &error)))?;
                     }

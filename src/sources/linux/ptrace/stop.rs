@@ -1,9 +1,10 @@
-//! One ptrace stop: the request, and the capture of registers and stack bytes. Input: a thread, then the same one
-//! stopped. Output: a capture.
+//! A ptrace stop: the pending requests, and the capture of registers and stack bytes. Input: a thread, then the
+//! same one stopped. Output: whom to wait for; a capture.
 //!
 //! While a thread is stopped, only registers and stack bytes are read. Everything else happens before the
 //! stop request or after the thread runs again.
 
+use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::on_cpu::{StopTimes, was_on_cpu};
@@ -15,7 +16,7 @@ use crate::addr::Avma;
 use crate::arch::Abi;
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::proc::Sched;
-use crate::sources::linux::sys::read_memory_into;
+use crate::sources::linux::sys::{current_cpu, read_memory_into};
 use crate::sources::{Activity, Capture, Fault, Outcome, ThreadStatus};
 
 /// Most stack bytes to copy: the default stack limit.
@@ -24,6 +25,10 @@ const STACK_BYTES_MAX: usize = 8 << 20;
 /// Start code may pop its arguments before it calls: then the first return address lies above the initial
 /// stack pointer of the thread (musl src/thread/x86_64/clone.s).
 const ABOVE_TOP_BYTES: usize = 64;
+
+/// How long to poll for the stop of a thread on another CPU before sleeping: it takes a few microseconds,
+/// less than a sleep and a wakeup. A thread on this CPU stops only when we sleep.
+const POLL_NS: u64 = 30_000;
 
 /// A stop request without a stop so far.
 #[derive(Debug)]
@@ -37,17 +42,29 @@ pub(super) struct StopRequest {
     before: Sched,
 }
 
-impl StopRequest {
-    /// Asks a thread to stop.
+/// Pending stop requests, by thread.
+#[derive(Debug, Default)]
+pub(super) struct StopRequests {
+    pending: HashMap<pid_t, StopRequest>,
+    /// Time until which to poll for their stops.
+    poll_until_ns: u64,
+}
+
+impl StopRequests {
+    /// Asks a thread to stop, unless that was done.
     ///
     /// # Errors
     /// [`Fault::ThreadGone`] if it has exited.
     pub(super) fn send(
+        &mut self,
         thread: &mut Thread,
         stack_bytes: usize,
         keep_waiting: bool,
         clock: &RealClock,
-    ) -> Result<StopRequest, Fault> {
+    ) -> Result<(), Fault> {
+        if self.contains(thread.tid()) {
+            return Ok(());
+        }
         if keep_waiting {
             thread.before_stop();
         }
@@ -57,9 +74,40 @@ impl StopRequest {
             return Err(Fault::ThreadGone);
         }
         let (polled_ns, before) = thread.status().last_poll();
-        Ok(StopRequest { stack_bytes, keep_waiting, asked_ns, polled_ns, before })
+        let request = StopRequest { stack_bytes, keep_waiting, asked_ns, polled_ns, before };
+        self.pending.insert(thread.tid(), request);
+        // Read only now: between the poll and the stop the thread may leave its CPU.
+        if thread.status().cpu() != current_cpu() {
+            self.poll_until_ns = clock.now_ns() + POLL_NS;
+        }
+        Ok(())
     }
 
+    /// Removes the request of a thread that has stopped or exited.
+    pub(super) fn take(&mut self, tid: pid_t) -> Option<StopRequest> {
+        self.pending.remove(&tid)
+    }
+
+    /// Forgets all of them, because nothing is traced any longer.
+    pub(super) fn clear(&mut self) {
+        self.pending.clear();
+    }
+
+    pub(super) fn contains(&self, tid: pid_t) -> bool {
+        self.pending.contains_key(&tid)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Whether to poll for the next stop instead of sleeping.
+    pub(super) fn polls_at(&self, now_ns: u64) -> bool {
+        !self.is_empty() && now_ns < self.poll_until_ns
+    }
+}
+
+impl StopRequest {
     /// Whether a thread in a system call is captured, too.
     pub(super) fn keeps_waiting(&self) -> bool {
         self.keep_waiting

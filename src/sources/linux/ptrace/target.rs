@@ -17,8 +17,7 @@ use super::recording_end::RecordingEnd;
 use super::registers::Block;
 use super::repeated_wait::{AT_CALL, RepeatedWaits};
 use super::seccomp::FilterChecks;
-use super::stop::StopRequest;
-use super::stop_requests::StopRequests;
+use super::stop::{StopRequest, StopRequests};
 use super::stopped_thread::{Resume, StoppedThread};
 use super::thread::{Thread, thread_id};
 use super::tracees::{NewThread, Tracees};
@@ -89,7 +88,7 @@ impl LinuxTarget {
 
     fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         self.events.continue_exiting();
-        if self.requests.is_empty() && !self.events.keeps_stopped() {
+        if self.requests.is_empty() && !self.events.holds_thread() {
             self.file_pages.bound_at_intervals(self.clock.now_ns());
         }
         // Pending events may refer to them.
@@ -176,7 +175,7 @@ impl LinuxTarget {
                     false => StoppedThread::new(tid),
                 };
                 match () {
-                    () if !self.tracees.has_thread(tid) => self.new_thread(stopped),
+                    () if self.tracees.thread(tid).is_none() => self.new_thread(stopped),
                     () if by_job_control => self.collect_job_stop(stopped, capture),
                     () => self.collect_if_requested(stopped, capture),
                 }
@@ -240,7 +239,7 @@ impl LinuxTarget {
     /// readable while this thread stays stopped, until the sampler polls again.
     fn collect_exit_stop(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<TargetEvent> {
         let tid = stopped.tid();
-        if !self.tracees.has_process(tid) {
+        if self.tracees.process(tid).is_none() {
             return self.collect_if_requested(stopped, capture);
         }
         let event = self.requests.take(tid).map(|request| {
@@ -291,7 +290,7 @@ impl LinuxTarget {
         let sp = self.registers.convert().filter(|_| read).map(|registers| registers.sp());
         // With children the thread is released here: after an exit it can be polled until it is reaped.
         // Otherwise it stays stopped, because it may have to be detached.
-        let stopped = Some(stopped).filter(|_| !self.tracees.has_children());
+        let stopped = Some(stopped).filter(|_| !self.tracees.traces_children());
         match self.tracees.adopt_new(tid, sp) {
             NewThread::Traced(stack_top) => {
                 Some(TargetEvent::ThreadStarted { thread: thread_id(tid), stack_top })
@@ -399,11 +398,11 @@ impl LinuxTarget {
                 self.process_exited(pid, command.and_then(child_end).unwrap_or(ExitStatus::Unknown));
             }
         }
-        if self.tracees.has_children() {
+        if self.tracees.traces_children() {
             seize::seize_started(&mut self.tracees);
         }
         // The tid may have been reused.
-        let is_new = |tid: pid_t| !known.contains(&tid) || self.events.have_exit_of(tid);
+        let is_new = |tid: pid_t| !known.contains(&tid) || self.events.has_exit_of(tid);
         let new = self.tracees.threads().filter(|thread| is_new(thread.tid()));
         let mut new: Vec<_> = new.map(|thread| (thread.tid(), thread.stack_top())).collect();
         new.sort_unstable();

@@ -79,7 +79,7 @@ impl Tracees {
     }
 
     /// Whether child processes are traced, too.
-    pub(super) fn has_children(&self) -> bool {
+    pub(super) fn traces_children(&self) -> bool {
         self.children
     }
 
@@ -98,10 +98,6 @@ impl Tracees {
 
     pub(super) fn process_mut(&mut self, pid: pid_t) -> Option<&mut TracedProcess> {
         self.processes.get_mut(&pid)
-    }
-
-    pub(super) fn has_process(&self, pid: pid_t) -> bool {
-        self.processes.contains_key(&pid)
     }
 
     /// The processes, sorted.
@@ -131,10 +127,6 @@ impl Tracees {
         Some((thread, process))
     }
 
-    pub(super) fn has_thread(&self, tid: pid_t) -> bool {
-        self.threads.contains_key(&tid)
-    }
-
     /// The threads of processes with several.
     pub(super) fn tids_of_multithreaded(&self) -> Vec<pid_t> {
         let tids = self.processes.values().map(TracedProcess::tids).filter(|tids| tids.len() > 1);
@@ -144,7 +136,7 @@ impl Tracees {
     /// The process of a thread; the main one if unknown.
     pub(super) fn process_of(&self, tid: pid_t) -> pid_t {
         // A process has the number of its first thread.
-        let first = if self.has_process(tid) { tid } else { self.main };
+        let first = if self.process(tid).is_some() { tid } else { self.main };
         self.threads.get(&tid).map_or(first, Thread::pid)
     }
 
@@ -202,7 +194,7 @@ impl Tracees {
     pub(super) fn adopt_new(&mut self, tid: pid_t, sp: Option<Avma>) -> NewThread {
         let announced = self.announced.remove(&tid);
         let Some((pid, parent)) = threads::belongs_to(tid) else { return NewThread::Unknown };
-        let is_thread = pid != tid || self.has_process(pid);
+        let is_thread = pid != tid || self.process(pid).is_some();
         let stack_top = if is_thread {
             sp
         } else if self.children {
@@ -219,7 +211,7 @@ impl Tracees {
         };
         match self.adopt(pid, tid, stack_top) {
             Ok(()) => NewThread::Traced(stack_top),
-            Err(_) if self.has_process(pid) => NewThread::Unknown,
+            Err(_) if self.process(pid).is_some() => NewThread::Unknown,
             Err(_) => NewThread::Foreign,
         }
     }
@@ -227,7 +219,7 @@ impl Tracees {
     /// Records the number of the thread or process that a thread has started.
     pub(super) fn announce(&mut self, starter: pid_t, new: pid_t) {
         if let Some(starter) = self.threads.get(&starter)
-            && !self.has_thread(new)
+            && self.thread(new).is_none()
         {
             if self.announced.len() >= ANNOUNCED_MAX {
                 self.announced.clear();
