@@ -63,3 +63,19 @@ impl RecordingEnd {
         self.ended
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_ends_once_and_with_the_last_process() {
+        let mut end = RecordingEnd::of_processes(vec![7, 8]);
+        let exits = [7, 9, 8, 9].map(|pid| end.process_exited(pid));
+        assert_eq!((exits, end.has_ended()), ([false, false, true, false], true));
+        let mut end = RecordingEnd::of_command(7);
+        assert!(end.is_spawning(7) && !end.is_spawning(8));
+        end.set_running();
+        assert_eq!((end.command(), end.is_spawning(7), end.has_ended()), (Some(7), false, false));
+    }
+}

@@ -79,7 +79,7 @@ impl Thread {
         self.calls.before_stop(self.tid);
     }
 
-    /// Repairs its interrupted call: see [`Block::repair_interrupted_call`].
+    /// Repairs its interrupted call. Returns whether registers changed and have to be written back.
     pub(super) fn repair_call(
         &mut self,
         registers: &mut Block,
