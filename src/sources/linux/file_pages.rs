@@ -8,18 +8,30 @@ use crate::binary::map;
 
 /// Allowed resident bytes of files above those that cannot be released.
 const BYTES_MAX: u64 = 20 << 20;
+/// Interval of checks, nanoseconds.
+const INTERVAL_NS: u64 = 5_000_000;
 
 /// The bound on resident pages of mapped files.
 #[derive(Debug, Default)]
 pub(super) struct FilePages {
     /// The recent minimum, an upper bound of the bytes that cannot be released.
     floor_bytes: u64,
+    /// The next check at intervals.
+    due_ns: u64,
 }
 
 impl FilePages {
     /// Releases pages if too many are resident.
     pub(super) fn bound(&mut self) {
         self.bound_by(&mut sys::resident_file_bytes, &mut map::release_pages);
+    }
+
+    /// Releases pages if too many are resident, and the last check was an interval ago.
+    pub(super) fn bound_at_intervals(&mut self, now_ns: u64) {
+        if now_ns >= self.due_ns {
+            self.bound();
+            self.due_ns = now_ns + INTERVAL_NS;
+        }
     }
 
     /// Releases pages regardless of their number.

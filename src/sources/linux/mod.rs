@@ -1,55 +1,32 @@
 //! Linux: processes sampled with ptrace, or by the kernel (`perf`).
 //!
-//! With ptrace: PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
-//! process_vm_readv, PTRACE_CONT. /proc shows whether a thread ran, so a waiting thread is never touched;
-//! `on_cpu.rs` decides whether a stopped one was on a CPU. `trace.rs` is the loop over stops and signals,
-//! `stop.rs` one stop, `follow.rs` tracks new and exited threads and processes, `traced_process.rs` is one
-//! process, `attach.rs` and `launch.rs` begin a trace, `refusal.rs` explains failed attaches, `resume.rs`
-//! traces again after the profiler was suspended.
-//!
-//! Only the thread that seized may make ptrace calls, and when it exits the kernel releases everything
-//! without a stop (no EINTR, no register touched). So a target is traced by a dedicated thread (`tracer.rs`),
-//! which exits with the target, also by panic, and while the profiler is suspended.
+//! `perf/` and `ptrace/` are these sources, `heap/` records allocations. The files beside them are shared: /proc,
+//! files and images of a process, privileges, `launch.rs` for commands, `refusal.rs` for failed attaches.
 
 mod account;
-mod attach;
 mod cgroup;
 mod describe;
 mod file_pages;
 mod files;
-mod follow;
 pub(in crate::sources) mod heap;
 mod images;
 mod launch;
 mod mapping_origin;
 mod moved_text;
-mod on_cpu;
 mod pe_text;
 mod perf;
-mod prefetch;
 mod privileges;
 mod proc;
 mod process_list;
 mod program_path;
+mod ptrace;
 mod refusal;
-mod registers;
-mod repeated_wait;
 mod reservation;
-mod resume;
-mod seccomp;
 mod sleeping_thread;
 mod source;
 mod standstill;
-mod stop;
-mod stopped_thread;
 mod sys;
-mod target;
 mod threads;
-mod timed_wait;
-mod trace;
-mod traced_process;
-mod tracer;
-mod tracer_cpu;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -61,7 +38,7 @@ use crate::sources::{
     CallThread, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod, Target, signals,
 };
 use launch::{RequestsEnd, Spawner};
-use tracer::Tracer;
+use ptrace::Tracer;
 
 pub use account::{Account, account, is_root};
 pub use heap::{ProbeOptions, why_no_allocations};
@@ -70,10 +47,10 @@ pub use launch::Launch;
 pub(crate) use perf::SimKernel;
 pub use privileges::{restrict, restrict_to_symbolizing, set_caller};
 pub use process_list::processes;
+pub use ptrace::LinuxTarget;
 pub use refusal::gains_rights;
 pub use source::Source;
 pub use standstill::{why_it_is_frozen, why_it_stands, why_it_stands_again};
-pub use target::LinuxTarget;
 
 /// Prepares this process for tracing. Must be called in the main thread before others start, since they
 /// inherit the signal mask: only the tracer may receive SIGCHLD. Must also precede other changes of signals:
@@ -81,7 +58,7 @@ pub use target::LinuxTarget;
 pub fn prepare() {
     launch::inherit(sys::raise_file_limit());
     sys::heed_child_signal();
-    sys::block_signals(&trace::SIGNALS);
+    ptrace::block_signal();
 }
 
 /// Attaches or launches and runs `body` with the target, in a separate thread. On return, every thread of the
@@ -225,9 +202,9 @@ fn by_kernel(
 
 fn trace(source: &Source, children: bool, clock: RealClock, spawner: &Spawner) -> Result<LinuxTarget> {
     let target = match source {
-        Source::Attach(pid) => attach::attach(&[*pid], children, clock)?,
-        Source::Launch(launch) => attach::launch(launch, children, clock, spawner)?,
-        Source::Several(chosen) => attach::attach(&chosen.pids, children, clock)?,
+        Source::Attach(pid) => ptrace::attach(&[*pid], children, clock)?,
+        Source::Launch(launch) => ptrace::launch(launch, children, clock, spawner)?,
+        Source::Several(chosen) => ptrace::attach(&chosen.pids, children, clock)?,
     };
     sys::prefer_this_thread();
     Ok(target)

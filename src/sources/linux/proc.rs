@@ -3,10 +3,21 @@
 //! Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_maps(5); schedstat is
 //! Documentation/scheduler/sched-stats.rst: CPU time, wait time (ns), times put on a CPU.
 
-use super::on_cpu::Sched;
 use crate::addr::Avma;
 use crate::binary::{Mapping, MappingKind};
 use crate::sources::Activity;
+
+/// The three counters of `/proc/PID/task/TID/schedstat`. Exact for a thread that is on no CPU; for a running
+/// one, CPU time lags by up to a scheduler tick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sched {
+    /// CPU time, nanoseconds.
+    pub(super) cpu_ns: u64,
+    /// Time spent ready without a CPU, nanoseconds; updated when it gets one.
+    pub(super) delay_ns: u64,
+    /// Number of times that it was put on a CPU.
+    pub(super) switches: u64,
+}
 
 /// `/proc/PID/task/TID/schedstat`.
 pub(super) fn schedstat(text: &[u8]) -> Option<Sched> {

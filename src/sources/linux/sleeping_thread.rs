@@ -10,9 +10,8 @@ use std::fs;
 use libc::pid_t;
 
 use super::perf::registers_of_waiting;
-use super::target::{LinuxTarget, tid_of};
 use super::{images, proc, sys};
-use crate::sources::{Capture, SleepingThread, ThreadId};
+use crate::sources::{Capture, SleepingThread};
 
 /// Captures up to `stack_bytes` of a thread's stack.
 pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut Capture) -> SleepingThread {
@@ -40,31 +39,6 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     capture.registers = registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
     capture.stack_base = sp;
     SleepingThread::Captured
-}
-
-/// Whether seccomp filters the system calls of a thread; true if unreadable.
-///
-/// The kernel continues some waits that a stop interrupts by `restart_syscall`, for which a filter may kill:
-/// a thread in such a wait must not be stopped.
-pub(super) fn is_filtered(tid: pid_t) -> bool {
-    let Ok(status) = fs::read(format!("/proc/{tid}/status")) else { return true };
-    proc::status_value(&String::from_utf8_lossy(&status), "Seccomp").is_some_and(|mode| mode != "0")
-}
-
-impl LinuxTarget {
-    /// Captures a waiting thread, unless a stop was requested.
-    pub(super) fn capture_unstopped(
-        &mut self,
-        thread: ThreadId,
-        stack_bytes: usize,
-        into: &mut Capture,
-    ) -> SleepingThread {
-        let tid = tid_of(thread);
-        let Some(entry) = self.threads.get(&tid).filter(|entry| entry.pending.is_none()) else {
-            return SleepingThread::Awake;
-        };
-        capture(entry.pid, tid, stack_bytes, into)
-    }
 }
 
 #[cfg(test)]
@@ -96,13 +70,5 @@ mod tests {
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(capture(pid, pid, 4096, &mut buffer), SleepingThread::Awake);
-    }
-
-    #[test]
-    fn an_unreadable_filter_counts_as_a_filter() {
-        let own = fs::read_to_string("/proc/self/status").unwrap();
-        let filtered = proc::status_value(&own, "Seccomp").is_some_and(|mode| mode != "0");
-        assert_eq!(is_filtered(std::process::id().cast_signed()), filtered);
-        assert!(is_filtered(pid_t::MAX));
     }
 }

@@ -5,23 +5,23 @@ use std::fs;
 
 use libc::{c_int, pid_t};
 
-use super::{proc, sys};
+use super::sys;
+use crate::sources::linux::proc;
 
 /// A thread in a ptrace stop; dropping it continues the thread with its pending signal, or 0.
 #[derive(Debug)]
 pub(super) struct StoppedThread {
-    pub(super) tid: pid_t,
-    pub(super) signal: c_int,
-    /// Stopped by job control: it stays so until SIGCONT.
-    pub(super) by_job_control: bool,
-    /// How it continues otherwise.
-    pub(super) resume: Resume,
+    tid: pid_t,
+    signal: c_int,
+    resume: Resume,
 }
 
 /// How a thread continues after a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resume {
     Continue,
+    /// Stay stopped by job control until SIGCONT.
+    Listen,
     /// Stop again at the entry of the next system call, or at the exit of the current one.
     UntilCall,
     /// Stop tracing.
@@ -29,13 +29,38 @@ pub(super) enum Resume {
 }
 
 impl StoppedThread {
+    /// A thread in a stop without a signal to deliver.
     pub(super) fn new(tid: pid_t) -> StoppedThread {
-        StoppedThread::on_its_way(tid, 0)
+        StoppedThread::with_signal(tid, 0)
     }
 
     /// A thread stopped by a signal to be delivered.
-    pub(super) fn on_its_way(tid: pid_t, signal: c_int) -> StoppedThread {
-        StoppedThread { tid, signal, by_job_control: false, resume: Resume::Continue }
+    pub(super) fn with_signal(tid: pid_t, signal: c_int) -> StoppedThread {
+        StoppedThread { tid, signal, resume: Resume::Continue }
+    }
+
+    /// A thread stopped by job control.
+    pub(super) fn by_job_control(tid: pid_t) -> StoppedThread {
+        StoppedThread { tid, signal: 0, resume: Resume::Listen }
+    }
+
+    pub(super) fn tid(&self) -> pid_t {
+        self.tid
+    }
+
+    /// Its pending signal, or 0.
+    pub(super) fn signal(&self) -> c_int {
+        self.signal
+    }
+
+    /// Sets how it continues.
+    pub(super) fn set_resume(&mut self, resume: Resume) {
+        self.resume = resume;
+    }
+
+    /// Leaves it stopped until the tracer exits.
+    pub(super) fn keep_stopped(self) {
+        std::mem::forget(self);
     }
 }
 
@@ -43,8 +68,8 @@ impl Drop for StoppedThread {
     fn drop(&mut self) {
         // Fails only for a thread that was killed meanwhile, which needs nothing.
         let _ = match self.resume {
-            _ if self.by_job_control => sys::listen(self.tid),
             Resume::Continue => sys::cont(self.tid, self.signal),
+            Resume::Listen => sys::listen(self.tid),
             Resume::UntilCall => sys::cont_until_call(self.tid, self.signal),
             Resume::Detach => sys::detach(self.tid, self.signal),
         };

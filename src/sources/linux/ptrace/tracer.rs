@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use super::{privileges, sys};
 use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::sources::linux::{privileges, sys};
 use crate::sources::{CallThread, Fault, Role, signals};
 
 /// A call with a waiting caller.
@@ -35,7 +35,7 @@ struct Worker {
 }
 
 /// The thread that traces.
-pub(super) struct Tracer(Mutex<Option<Worker>>);
+pub(in crate::sources::linux) struct Tracer(Mutex<Option<Worker>>);
 
 impl std::fmt::Debug for Tracer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -68,7 +68,7 @@ impl Tracer {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the system cannot start it.
-    pub(super) fn start() -> Result<Tracer> {
+    pub(in crate::sources::linux) fn start() -> Result<Tracer> {
         let worker = Worker::start().map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", io_text(&error)))
         })?;
@@ -76,7 +76,11 @@ impl Tracer {
     }
 
     /// Executes `call` in the thread and `meanwhile` in this one; returns the result of `call`.
-    pub(super) fn call_while<R>(&self, call: impl FnOnce() -> R, meanwhile: impl FnOnce()) -> R {
+    pub(in crate::sources::linux) fn call_while<R>(
+        &self,
+        call: impl FnOnce() -> R,
+        meanwhile: impl FnOnce(),
+    ) -> R {
         let (mut call, mut result) = (Some(call), None);
         self.run(&mut || result = call.take().map(|call| call()), meanwhile);
         result.unwrap_or_else(|| unreachable!("`run` makes the call, or unwinds"))

@@ -3,8 +3,8 @@
 use super::again::{CallSite, Calls};
 use super::restart::{EINTR, is_restartable};
 use crate::arch::{Aarch64, Registers};
-use crate::sources::linux::sys::RawRegisters;
-use crate::sources::linux::timed_wait::TimedWait;
+use crate::sources::linux::ptrace::sys::RawRegisters;
+use crate::sources::linux::ptrace::timed_wait::TimedWait;
 
 /// Length of `svc #0`.
 const SVC_BYTES: u64 = 4;

@@ -8,18 +8,7 @@
 //! afterwards (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
 
 use crate::sources::Activity;
-
-/// The three counters of `/proc/PID/task/TID/schedstat`. Exact for a thread that is on no CPU; for a running
-/// one, CPU time lags by up to a scheduler tick.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sched {
-    /// CPU time, nanoseconds.
-    pub(super) cpu_ns: u64,
-    /// Time spent ready without a CPU, nanoseconds; updated when it gets one.
-    pub(super) delay_ns: u64,
-    /// Number of times that it was put on a CPU.
-    pub(super) switches: u64,
-}
+use crate::sources::linux::proc::Sched;
 
 /// Activity of a thread that does not wait, from its counters when it was last on no CPU and the current
 /// ones. The kernel updates a running thread's CPU time when it leaves its CPU, or at a scheduler tick; until

@@ -3,8 +3,8 @@
 use super::restart::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND};
 use super::x86_64::{CALL_BYTES, Calls, RestartState};
 use crate::arch::{Registers, X86};
-use crate::sources::linux::sys::RawCompat;
-use crate::sources::linux::timed_wait::{TimedWait, WaitCall};
+use crate::sources::linux::ptrace::sys::RawCompat;
+use crate::sources::linux::ptrace::timed_wait::{TimedWait, WaitCall};
 
 // Words of `struct user_regs_struct32`: ebx ecx edx esi edi ebp eax ds es fs gs orig_eax eip cs
 // eflags esp ss.
@@ -123,7 +123,7 @@ pub(super) fn convert(words: &RawCompat) -> Registers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sources::linux::timed_wait::Timeout;
+    use crate::sources::linux::ptrace::timed_wait::Timeout;
 
     fn in_call(number: u32, first: u32, result: i32) -> RawCompat {
         let mut words = [0; 17];

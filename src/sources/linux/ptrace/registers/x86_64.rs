@@ -2,19 +2,19 @@
 
 use super::restart::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, is_restartable};
 use crate::arch::{Registers, X86_64};
-use crate::sources::linux::sys::RawRegisters;
-use crate::sources::linux::timed_wait::{TimedWait, WaitCall};
+use crate::sources::linux::ptrace::sys::RawRegisters;
+use crate::sources::linux::ptrace::timed_wait::{TimedWait, WaitCall};
 
 /// The call that a thread restarts.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux) struct Calls {
+pub(in crate::sources::linux::ptrace) struct Calls {
     /// State before the restart: address of the `syscall`, stack pointer, call number.
     again: Option<(u64, u64, u64)>,
 }
 
 impl Calls {
     /// Called before a stop request to a thread that may be waiting.
-    pub(in crate::sources::linux) fn before_stop(&mut self, _tid: libc::pid_t) {}
+    pub(in crate::sources::linux::ptrace) fn before_stop(&mut self, _tid: libc::pid_t) {}
 
     /// Records that a thread will restart the call that it is stopped after, and its state then.
     pub(super) fn makes_again(&mut self, pc: u64, sp: u64, number: u64) {

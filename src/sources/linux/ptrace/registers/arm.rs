@@ -3,7 +3,7 @@
 use super::again::{CallSite, Calls};
 use super::restart::EINTR;
 use crate::arch::{Arm, Registers};
-use crate::sources::linux::timed_wait::TimedWait;
+use crate::sources::linux::ptrace::timed_wait::TimedWait;
 
 /// r0 to r15, CPSR, and r0 before the system call (`COMPAT_ELF_NGREG` and `compat_gpr_get` of
 /// arch/arm64/kernel/ptrace.c).

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
-use super::files::TargetFiles;
-use super::images::{self, Maps};
-use super::perf::{process_cpu_ns, update_thread_clocks};
-use super::program_path::StartPath;
-use super::{describe, sys, threads};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::perf::{process_cpu_ns, update_thread_clocks};
+use crate::sources::linux::program_path::StartPath;
+use crate::sources::linux::{describe, sys, threads};
 use crate::sources::{Fault, Observed, Process, ThreadId};
 
 /// A thread with a stack pointer at most this far below that of the program's start is on the first thread's
@@ -32,7 +32,7 @@ pub(super) struct TracedProcess {
     memory_of: pid_t,
     process: Process,
     /// Its traced threads.
-    pub(super) threads: HashSet<pid_t>,
+    threads: HashSet<pid_t>,
     maps: Maps,
     /// The mappings last read, of this program or of the process it was forked from.
     known: Rc<Vec<Mapping>>,
@@ -87,18 +87,18 @@ impl TracedProcess {
         }
     }
 
-    /// Handles `exec`: another program runs, under the name that /proc shows.
-    pub(super) fn replaced(&mut self) {
+    /// Handles `exec`: another program runs, under the name that /proc shows. Returns the threads before.
+    pub(super) fn exec(&mut self) -> HashSet<pid_t> {
         if let Some(name) = threads::name(self.pid, self.pid) {
             self.process.name = name;
         }
         self.memory_of = self.pid;
-        self.threads.clear();
         self.last_names.clear();
         self.known = Rc::default();
         self.start_stack = threads::start_stack(self.pid);
         self.start_path = StartPath::default();
         self.process.arch = describe::arch(self.start_stack);
+        self.forget_threads()
     }
 
     /// Reads the description again after its threads were seized: no event reports an exec between the first
@@ -141,8 +141,31 @@ impl TracedProcess {
         })
     }
 
-    /// Records the name of an exited thread before it is reaped: /proc shows it until then.
-    pub(super) fn thread_ended(&mut self, tid: pid_t) {
+    pub(super) fn pid(&self) -> pid_t {
+        self.pid
+    }
+
+    /// Its traced threads.
+    pub(super) fn tids(&self) -> &HashSet<pid_t> {
+        &self.threads
+    }
+
+    pub(super) fn add_thread(&mut self, tid: pid_t) {
+        self.threads.insert(tid);
+    }
+
+    /// Drops a thread that is no longer traced.
+    pub(super) fn forget_thread(&mut self, tid: pid_t) {
+        self.threads.remove(&tid);
+    }
+
+    /// Drops all threads, which have exited.
+    pub(super) fn forget_threads(&mut self) -> HashSet<pid_t> {
+        std::mem::take(&mut self.threads)
+    }
+
+    /// Drops an exited thread before it is reaped, and records its name: /proc shows it until then.
+    pub(super) fn thread_exited(&mut self, tid: pid_t) {
         if self.threads.remove(&tid)
             && let Some(name) = threads::name(self.pid, tid)
         {

@@ -178,7 +178,7 @@ impl Block {
 mod tests {
     use super::restart::ERESTARTNOHAND;
     use super::*;
-    use crate::sources::linux::timed_wait::Timeout;
+    use crate::sources::linux::ptrace::timed_wait::Timeout;
 
     fn in_call(number: i64, result: i64) -> Block {
         let (orig_rax, rax) = (number.cast_unsigned(), result.cast_unsigned());

@@ -2,7 +2,7 @@
 
 use libc::{c_int, pid_t};
 
-use super::sys;
+use crate::sources::linux::sys;
 
 /// System calls that wait for a relative time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,15 +110,6 @@ fn timespec_ns(bytes: &[u8]) -> Option<u64> {
     let (seconds, ns) = bytes.split_at(bytes.len() / 2);
     let ns = word(ns).filter(|ns| *ns < 1_000_000_000)?;
     Some(word(seconds)?.saturating_mul(1_000_000_000).saturating_add(ns))
-}
-
-/// A wait that was restarted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RepeatedWait {
-    pub(super) deadline_ns: u64,
-    pub(super) result: i64,
-    /// It has stopped at the entry of the call; the next call stop is the exit.
-    pub(super) entered: bool,
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Processes with seccomp filters that forbid `restart_syscall`: they may not be traced.
+//! Processes with seccomp filters that forbid `restart_syscall`: they may not be traced. Input: threads. Output:
+//! whether tracing has to end, and why.
 //!
 //! The kernel wakes one thread of a traced process for a signal that the process ignores, and another thread
 //! may take that signal. The first one then never stops, so its call cannot be repaired, and the kernel
@@ -12,12 +13,11 @@ use std::sync::OnceLock;
 
 use libc::pid_t;
 
-use super::stopped_thread::StoppedThread;
-use super::target::LinuxTarget;
-use super::{proc, sys, threads};
-use crate::clock::Clock;
+use super::sys;
+use super::tracees::Tracees;
 use crate::error::{Error, ErrorKind};
 use crate::sources::Fault;
+use crate::sources::linux::{proc, threads};
 
 /// Interval of checks for new filters, nanoseconds.
 const ASKED_NS: u64 = 100_000_000;
@@ -117,42 +117,60 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
     Ok(())
 }
 
-impl LinuxTarget {
+/// Whether seccomp filters the system calls of a thread; true if unreadable.
+///
+/// The kernel continues some waits that a stop interrupts by `restart_syscall`, for which a filter may kill:
+/// a thread in such a wait must not be stopped.
+pub(super) fn is_filtered(tid: pid_t) -> bool {
+    let Ok(status) = fs::read(format!("/proc/{tid}/status")) else { return true };
+    proc::status_value(&String::from_utf8_lossy(&status), "Seccomp").is_some_and(|mode| mode != "0")
+}
+
+/// The checks of traced threads for filters, and what they found.
+#[derive(Debug, Default)]
+pub(super) struct FilterChecks {
+    due_ns: u64,
+    /// The thread checked last.
+    last: pid_t,
+    /// Why tracing has to end, until reported.
+    must_end: Option<String>,
+}
+
+impl FilterChecks {
     /// Whether a thread that the kernel attached must not run while it is traced, so that tracing has to end.
-    /// It stays stopped until then, so that no other thread takes the signals of the first.
-    pub(super) fn must_end_before(&mut self, new: &StoppedThread) -> bool {
-        let tid = new.tid;
-        if restart_rule(tid) == RestartRule::Allowed {
+    /// It has to stay stopped until then, so that no other thread takes the signals of the first.
+    pub(super) fn forbid(&mut self, new: pid_t) -> bool {
+        if restart_rule(new) == RestartRule::Allowed {
             return false;
         }
-        let Some((pid, _)) = threads::belongs_to(tid).filter(|(pid, _)| *pid != tid) else { return false };
+        let Some((pid, _)) = threads::belongs_to(new).filter(|(pid, _)| *pid != new) else { return false };
         // It is not reported again.
-        let _ = sys::take_stop(tid);
+        let _ = sys::take_stop(new);
         self.must_end = Some(why(pid));
         true
     }
 
-    /// Checks at intervals whether threads have new filters; not while one may be stopped.
-    ///
-    /// # Errors
-    /// [`Fault::Lost`], once: the tracing has to end.
-    pub(super) fn check_filters(&mut self) -> Result<(), Fault> {
-        let now_ns = self.clock.now_ns();
-        if now_ns >= self.filters_due_ns && self.outstanding == 0 {
-            self.filters_due_ns = now_ns + ASKED_NS;
-            let of_several = self.processes.values().filter(|process| process.threads.len() > 1);
-            let mut tids: Vec<pid_t> =
-                of_several.flat_map(|process| process.threads.iter().copied()).collect();
-            tids.sort_unstable();
-            let next = tids.partition_point(|tid| *tid <= self.filters_asked);
-            tids.rotate_left(next);
-            for tid in tids.into_iter().take(ASKED_MAX) {
-                self.filters_asked = tid;
-                if restart_rule(tid) != RestartRule::Allowed {
-                    self.must_end = self.threads.get(&tid).map(|thread| why(thread.pid));
-                }
+    /// Checks at intervals whether threads have new filters. Must not be called while one may be stopped.
+    pub(super) fn check(&mut self, now_ns: u64, tracees: &Tracees) {
+        if now_ns < self.due_ns {
+            return;
+        }
+        self.due_ns = now_ns + ASKED_NS;
+        let mut tids = tracees.tids_of_multithreaded();
+        tids.sort_unstable();
+        let next = tids.partition_point(|tid| *tid <= self.last);
+        tids.rotate_left(next);
+        for tid in tids.into_iter().take(ASKED_MAX) {
+            self.last = tid;
+            if restart_rule(tid) != RestartRule::Allowed {
+                self.must_end = Some(why(tracees.process_of(tid)));
             }
         }
+    }
+
+    /// # Errors
+    /// [`Fault::Lost`], once: the tracing has to end.
+    pub(super) fn result(&mut self) -> Result<(), Fault> {
         self.must_end.take().map_or(Ok(()), |why| Err(Fault::Lost(why)))
     }
 }
@@ -207,5 +225,13 @@ mod tests {
         for action in [libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_TRAP, libc::SECCOMP_RET_ERRNO | 1] {
             assert_eq!(tried(action), RestartRule::Forbidden, "{action:#x}");
         }
+    }
+
+    #[test]
+    fn an_unreadable_filter_counts_as_a_filter() {
+        let own = fs::read_to_string("/proc/self/status").unwrap();
+        let filtered = proc::status_value(&own, "Seccomp").is_some_and(|mode| mode != "0");
+        assert_eq!(is_filtered(std::process::id().cast_signed()), filtered);
+        assert!(is_filtered(pid_t::MAX));
     }
 }

@@ -1,0 +1,414 @@
+//! The tracer: waits for stops and exits of threads, and hands each to those who know the thread. Input: ptrace
+//! stops. Output: events, captures.
+//!
+//! An exited thread stays a zombie until it is reaped here; then its real parent is notified, as without a
+//! tracer.
+
+mod interface;
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+use libc::{c_int, pid_t};
+
+use super::events::EventQueue;
+use super::recording_end::RecordingEnd;
+use super::registers::Block;
+use super::repeated_wait::{AT_CALL, RepeatedWaits};
+use super::seccomp::FilterChecks;
+use super::stop::{StopRequest, StopRequests};
+use super::stopped_thread::{Resume, StoppedThread};
+use super::thread::{Thread, thread_id};
+use super::tracees::{NewThread, Tracees};
+use super::tracer::Tracer;
+use super::tracer_cpu::TracerCpu;
+use super::{seize, sys};
+use crate::clock::{Clock, RealClock};
+use crate::sources::linux::file_pages::FilePages;
+use crate::sources::linux::sys::{WaitStatus, child_end, kill};
+use crate::sources::{Capture, ExitStatus, Fault, Outcome, Process, TargetEvent, signals};
+
+/// How long to wait for requested stops that are no longer needed.
+const RELEASE_NS: u64 = 2_000_000;
+/// Time for threads to stop before they are detached one by one, nanoseconds.
+const DETACH_NS: u64 = 50_000_000;
+
+/// Processes traced with ptrace. Bound to the thread that created it.
+#[derive(Debug)]
+pub struct LinuxTarget {
+    tracees: Tracees,
+    requests: StopRequests,
+    waits: RepeatedWaits,
+    filters: FilterChecks,
+    end: RecordingEnd,
+    events: EventQueue,
+    /// Registers of the thread that stopped last.
+    registers: Block,
+    tracer_cpu: TracerCpu,
+    file_pages: FilePages,
+    clock: RealClock,
+    tracer: Option<Arc<Tracer>>,
+    not_send: PhantomData<*const ()>,
+}
+
+impl LinuxTarget {
+    pub(super) fn new(tracees: Tracees, end: RecordingEnd, clock: RealClock) -> LinuxTarget {
+        LinuxTarget {
+            tracees,
+            requests: StopRequests::default(),
+            waits: RepeatedWaits::default(),
+            filters: FilterChecks::default(),
+            end,
+            events: EventQueue::default(),
+            registers: Block::new(),
+            tracer_cpu: TracerCpu::new(),
+            file_pages: FilePages::default(),
+            clock,
+            tracer: None,
+            not_send: PhantomData,
+        }
+    }
+
+    /// Sets the reason why the process is traced rather than sampled by the kernel.
+    pub(in crate::sources::linux) fn chosen_because(&mut self, why: String) {
+        self.tracees.chosen_because(why);
+    }
+
+    /// Sets the thread for this target's calls, which can exit and be replaced.
+    pub(in crate::sources::linux) fn set_tracer(&mut self, tracer: Arc<Tracer>) {
+        self.tracer = Some(tracer);
+    }
+
+    /// Sets the description of the launched command once it runs.
+    pub(super) fn set_spawned(&mut self, process: Process) {
+        self.tracees.main_mut().set_process(process);
+        self.end.set_running();
+    }
+
+    fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
+        self.events.continue_exiting();
+        if self.requests.is_empty() && !self.events.holds_thread() {
+            self.file_pages.bound_at_intervals(self.clock.now_ns());
+        }
+        // Pending events may refer to them.
+        if self.events.is_empty() {
+            self.tracees.drop_exited();
+        }
+        loop {
+            if let Some(event) = self.events.pop() {
+                return Ok(event);
+            }
+            if self.end.has_ended() {
+                return Err(Fault::Gone);
+            }
+            if let Some(command) = self.end.command()
+                && let Some(signal) = signals::take_passed_on()
+            {
+                // The command decides what it does; the recording ends when it exits.
+                let _ = kill(command, signal);
+            }
+            if self.requests.is_empty() {
+                self.filters.check(self.clock.now_ns(), &self.tracees);
+            }
+            self.filters.result()?;
+            let before_ns = self.clock.now_ns();
+            match sys::look_for_stopped() {
+                Ok(Some(WaitStatus::Stopped { tid, signal, event })) => {
+                    if let Some(event) = self.stopped(tid, signal, event, capture) {
+                        return Ok(event);
+                    }
+                    // A target that receives signals all the time must not keep the sampler from its ticks.
+                    if before_ns >= until_ns {
+                        return Ok(TargetEvent::Timeout);
+                    }
+                    continue;
+                }
+                Ok(_) if self.requests.polls_at(before_ns) => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                // An error means that only exited threads are left.
+                Ok(_) | Err(_) => {}
+            }
+            match sys::peek_exited() {
+                Ok(Some(how)) => {
+                    self.thread_exited(how);
+                    continue;
+                }
+                Ok(_) => {}
+                // Nothing is traced any more.
+                Err(_) => {
+                    self.end.end();
+                    self.events.push(TargetEvent::Exited(ExitStatus::Unknown));
+                    continue;
+                }
+            }
+            if before_ns >= until_ns {
+                return Ok(TargetEvent::Timeout);
+            }
+            let until_ns = until_ns.min(self.waits.end_expired(&self.clock));
+            self.tracer_cpu.sleep(until_ns.saturating_sub(before_ns), &self.clock);
+        }
+    }
+
+    /// Handles a stop; returns an event for the sampler, if any.
+    fn stopped(
+        &mut self,
+        tid: pid_t,
+        signal: c_int,
+        event: c_int,
+        capture: &mut Capture,
+    ) -> Option<TargetEvent> {
+        match event {
+            0 if signal == AT_CALL => {
+                let (mut stopped, thread) = (StoppedThread::new(tid), self.tracees.thread_mut(tid));
+                self.waits.pass_call(&mut stopped, thread, &mut self.registers, &self.clock);
+                None
+            }
+            // A signal for the target, to be delivered.
+            0 => self.collect_if_requested(StoppedThread::with_signal(tid, signal), capture),
+            libc::PTRACE_EVENT_STOP => {
+                let by_job_control = signal != libc::SIGTRAP;
+                let stopped = match by_job_control {
+                    true => StoppedThread::by_job_control(tid),
+                    false => StoppedThread::new(tid),
+                };
+                match () {
+                    () if self.tracees.thread(tid).is_none() => self.new_thread(stopped),
+                    () if by_job_control => self.collect_job_stop(stopped, capture),
+                    () => self.collect_if_requested(stopped, capture),
+                }
+            }
+            libc::PTRACE_EVENT_EXEC => {
+                let _ = sys::take_stop(tid);
+                self.exec(StoppedThread::new(tid))
+            }
+            libc::PTRACE_EVENT_EXIT => self.collect_exit_stop(StoppedThread::new(tid), capture),
+            // PTRACE_EVENT_CLONE, _FORK and _VFORK: the new thread or process reports itself.
+            _ => {
+                if let Some(new) = sys::event_message(tid).ok().and_then(|new| pid_t::try_from(new).ok()) {
+                    self.tracees.announce(tid, new);
+                }
+                self.collect_if_requested(StoppedThread::new(tid), capture)
+            }
+        }
+    }
+
+    /// Captures a thread with a stop request, whatever made it stop: any stop clears the request
+    /// (kernel/signal.c, ptrace_stop). Continues any other thread.
+    fn collect_if_requested(
+        &mut self,
+        mut stopped: StoppedThread,
+        capture: &mut Capture,
+    ) -> Option<TargetEvent> {
+        let tid = stopped.tid();
+        let Some(request) = self.requests.take(tid) else {
+            self.pass_on(stopped);
+            return None;
+        };
+        let seen_ns = self.clock.now_ns();
+        let outcome = self.read(tid, &request, seen_ns, capture);
+        if !matches!(outcome, Outcome::Unreadable(_)) {
+            let asked = stopped.signal() == 0;
+            self.repair(&mut stopped, asked);
+        }
+        drop(stopped);
+        request.finish(&self.tracer_cpu, seen_ns, self.clock.now_ns(), capture);
+        Some(TargetEvent::Stopped { thread: thread_id(tid), outcome })
+    }
+
+    /// Captures a thread that a stop signal such as SIGSTOP has stopped until SIGCONT. Changes nothing in it: this
+    /// profiler did not interrupt its call.
+    fn collect_job_stop(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<TargetEvent> {
+        let tid = stopped.tid();
+        if let Some(thread) = self.tracees.thread_mut(tid) {
+            thread.enter_job_stop();
+        }
+        self.waits.cancel(tid);
+        let request = self.requests.take(tid)?;
+        capture.reset();
+        let outcome = match request.keeps_waiting() {
+            true => self.read(tid, &request, self.clock.now_ns(), capture),
+            false => Outcome::Unreadable("stopped by job control"),
+        };
+        Some(TargetEvent::Stopped { thread: thread_id(tid), outcome })
+    }
+
+    /// Handles an exiting thread. If it is the first one, usually the whole process exits: its memory is
+    /// readable while this thread stays stopped, until the sampler polls again.
+    fn collect_exit_stop(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<TargetEvent> {
+        let tid = stopped.tid();
+        if self.tracees.process(tid).is_none() {
+            return self.collect_if_requested(stopped, capture);
+        }
+        let event = self.requests.take(tid).map(|request| {
+            let seen_ns = self.clock.now_ns();
+            let outcome = self.read(tid, &request, seen_ns, capture);
+            request.finish(&self.tracer_cpu, seen_ns, self.clock.now_ns(), capture);
+            TargetEvent::Stopped { thread: thread_id(tid), outcome }
+        });
+        self.events.push_exiting(stopped);
+        event.or_else(|| self.events.pop())
+    }
+
+    fn read(&mut self, tid: pid_t, request: &StopRequest, seen_ns: u64, capture: &mut Capture) -> Outcome {
+        let Some((thread, process)) = self.tracees.thread_of_process(tid) else {
+            return Outcome::Unreadable("killed while stopped");
+        };
+        let (registers, tracer_cpu) = (&mut self.registers, &self.tracer_cpu);
+        request.read(thread, process.is_of_32_bits(), registers, tracer_cpu, seen_ns, capture)
+    }
+
+    /// Delivers a signal, or lets a stop by job control end. The kernel wakes a traced thread even for a
+    /// signal that its process ignores, SIGCONT among them, so a call that fails with EINTR is then repaired
+    /// as after our own stops.
+    fn pass_on(&mut self, mut stopped: StoppedThread) {
+        let tid = stopped.tid();
+        // Job control interrupted that call, as it would without a tracer.
+        let of_job_control =
+            stopped.signal() == 0 && self.tracees.thread_mut(tid).is_some_and(Thread::leave_job_stop);
+        if !of_job_control && self.registers.read(tid).is_ok() {
+            self.repair(&mut stopped, false);
+        }
+    }
+
+    fn repair(&mut self, stopped: &mut StoppedThread, asked: bool) {
+        if let Some(thread) = self.tracees.thread_mut(stopped.tid()) {
+            self.waits.repair(stopped, thread, &mut self.registers, asked, &self.clock);
+        }
+    }
+
+    /// Handles a thread that the kernel attached, before its first instruction.
+    fn new_thread(&mut self, stopped: StoppedThread) -> Option<TargetEvent> {
+        let tid = stopped.tid();
+        if self.filters.forbid(tid) {
+            stopped.keep_stopped();
+            return None;
+        }
+        let read = self.registers.read(tid).is_ok();
+        let sp = self.registers.convert().filter(|_| read).map(|registers| registers.sp());
+        // With children the thread is released here: after an exit it can be polled until it is reaped.
+        // Otherwise it stays stopped, because it may have to be detached.
+        let stopped = Some(stopped).filter(|_| !self.tracees.traces_children());
+        match self.tracees.adopt_new(tid, sp) {
+            NewThread::Traced(stack_top) => {
+                Some(TargetEvent::ThreadStarted { thread: thread_id(tid), stack_top })
+            }
+            NewThread::Foreign => {
+                // A process made by clone() with an exit signal other than SIGCHLD: not ours.
+                if let Some(mut stopped) = stopped {
+                    stopped.set_resume(Resume::Detach);
+                }
+                None
+            }
+            NewThread::Unknown => None,
+        }
+    }
+
+    /// Handles `exec`.
+    fn exec(&mut self, stopped: StoppedThread) -> Option<TargetEvent> {
+        let pid = stopped.tid();
+        let (before, stack_top) = self.tracees.exec(pid)?;
+        for tid in before {
+            self.forget_thread(tid);
+        }
+        Some(TargetEvent::Exec { thread: thread_id(pid), stack_top })
+    }
+
+    /// Handles the exit of a thread: reads its last counters before it is released.
+    fn thread_exited(&mut self, how: WaitStatus) {
+        let Some(status) = how.exit_status() else { return };
+        let tid = how.tid();
+        let cpu_ns = self.tracees.thread_exited(tid);
+        self.forget_thread(tid);
+        // A launched process is our child, too: once reaped, it counts in our children's CPU times
+        // (getrusage(2)). If its `exec` failed, `Command::spawn` waits for it and panics if it was reaped
+        // here.
+        if !self.end.is_spawning(tid) {
+            let _ = sys::reap(tid);
+        }
+        self.events.push(TargetEvent::ThreadExited { thread: thread_id(tid), cpu_ns });
+        self.process_exited(tid, status);
+    }
+
+    /// Handles the exit of a known process, reported with its first thread, which exits last.
+    fn process_exited(&mut self, pid: pid_t, status: ExitStatus) {
+        // All its threads have exited: a process ends with its last thread.
+        let Some(others) = self.tracees.process_exited(pid) else { return };
+        for tid in others {
+            self.forget_thread(tid);
+            self.events.push(TargetEvent::ThreadExited { thread: thread_id(tid), cpu_ns: None });
+        }
+        if self.end.process_exited(pid) {
+            // Others may continue.
+            return self.events.push(TargetEvent::Exited(status));
+        }
+        self.events.push(TargetEvent::ProcessEnded { process: pid.unsigned_abs() });
+        self.tracees.drop_later(pid);
+    }
+
+    /// Drops what was requested of an exited thread.
+    fn forget_thread(&mut self, tid: pid_t) {
+        self.requests.take(tid);
+        self.waits.forget(tid);
+    }
+
+    /// Collects and continues threads with a pending stop request, if they stop within a moment; the kernel
+    /// releases later ones when the tracer exits.
+    fn await_requested(&mut self) {
+        let until_ns = self.clock.now_ns() + RELEASE_NS;
+        self.discard_events(until_ns, |target| !target.requests.is_empty());
+    }
+
+    /// Detaches threads woken by an ignored signal.
+    fn release_woken(&mut self) {
+        self.waits.begin_release();
+        let until_ns = self.clock.now_ns() + DETACH_NS;
+        self.discard_events(until_ns, |target| target.waits.is_releasing());
+    }
+
+    fn discard_events(&mut self, until_ns: u64, is_needed: impl Fn(&LinuxTarget) -> bool) {
+        let mut capture = Capture::with_capacity(0);
+        while is_needed(self) && self.clock.now_ns() < until_ns {
+            if self.next_event(until_ns, &mut capture).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Seizes everything again after the profiler was suspended; called in a thread that traces nothing yet.
+    /// Threads and processes that started, exited or called `exec` meanwhile are reported as events.
+    ///
+    /// # Errors
+    /// [`Fault::Lost`]: the main process may no longer be traced.
+    fn trace_again(&mut self) -> Result<(), Fault> {
+        self.events.forget_exiting();
+        self.tracees.forget_announced();
+        self.requests.clear();
+        self.waits.clear();
+        // For the thread that traces from now on.
+        self.tracer_cpu = TracerCpu::new();
+        let known: HashSet<pid_t> = self.tracees.threads().map(Thread::tid).collect();
+        for pid in self.tracees.pids() {
+            if self.tracees.lives(pid) {
+                seize::seize_again(&mut self.tracees, pid, &mut self.events)?;
+            } else {
+                let command = self.end.command().filter(|command| *command == pid);
+                self.process_exited(pid, command.and_then(child_end).unwrap_or(ExitStatus::Unknown));
+            }
+        }
+        if self.tracees.traces_children() {
+            seize::seize_started(&mut self.tracees);
+        }
+        // The tid may have been reused.
+        let is_new = |tid: pid_t| !known.contains(&tid) || self.events.has_exit_of(tid);
+        let new = self.tracees.threads().filter(|thread| is_new(thread.tid()));
+        let mut new: Vec<_> = new.map(|thread| (thread.tid(), thread.stack_top())).collect();
+        new.sort_unstable();
+        for (tid, stack_top) in new {
+            self.events.push(TargetEvent::ThreadStarted { thread: thread_id(tid), stack_top });
+        }
+        Ok(())
+    }
+}
