@@ -39,7 +39,7 @@ pub enum Answer {
     /// The recording ends; it is symbolicated and written.
     EndRecording,
     /// The launched command gets the signal.
-    PassOn(Signal),
+    Forward(Signal),
     /// The output must be complete within a short time.
     Finish,
 }
@@ -49,8 +49,8 @@ pub enum Answer {
 pub struct Interruption {
     phase: Phase,
     /// A launched command gets the first SIGTERM or SIGHUP.
-    passes_on: bool,
-    passed_on: bool,
+    forwards: bool,
+    forwarded: bool,
     /// A signal was handled: the next one ends the process.
     ending: bool,
     /// The process ends by this signal unless it finishes within a short time.
@@ -67,8 +67,8 @@ impl Interruption {
     pub const fn new() -> Interruption {
         Interruption {
             phase: Phase::Start,
-            passes_on: false,
-            passed_on: false,
+            forwards: false,
+            forwarded: false,
             ending: false,
             limit: None,
             ended_by: None,
@@ -77,8 +77,8 @@ impl Interruption {
     }
 
     /// Lets a launched command handle SIGTERM and SIGHUP; the recording ends when the command ends.
-    pub fn pass_on(&mut self) {
-        self.passes_on = true;
+    pub fn forward(&mut self) {
+        self.forwards = true;
     }
 
     /// Enters another phase.
@@ -114,14 +114,14 @@ impl Interruption {
         if self.ending {
             return Answer::End(signal);
         }
-        let passes_on = self.passes_on && !self.passed_on && signal != Signal::Interrupt;
+        let forwards = self.forwards && !self.forwarded && signal != Signal::Interrupt;
         match self.phase {
-            Phase::Start | Phase::Launch | Phase::Recording if passes_on => {
-                self.passed_on = true;
+            Phase::Start | Phase::Launch | Phase::Recording if forwards => {
+                self.forwarded = true;
                 self.ended_by = Some(signal);
                 // The command may never start.
                 self.limit = Some(signal).filter(|_| self.phase != Phase::Recording);
-                Answer::PassOn(signal)
+                Answer::Forward(signal)
             }
             Phase::Start | Phase::Server => {
                 self.ending = true;
@@ -130,7 +130,7 @@ impl Interruption {
             Phase::Launch | Phase::Recording => {
                 self.ending = true;
                 // The command got a signal before and did not end.
-                self.limit = Some(signal).filter(|_| self.passed_on);
+                self.limit = Some(signal).filter(|_| self.forwarded);
                 self.ended_by = Some(signal);
                 Answer::EndRecording
             }
@@ -221,7 +221,7 @@ mod tests {
             assert_eq!(interruption.limit(), None, "the reader has come, and may be slow");
         }
         let mut interruption = at(Phase::Recording);
-        interruption.pass_on();
+        interruption.forward();
         interruption.receive(Hangup);
         interruption.enter(Phase::Output);
         interruption.enter(Phase::Reader);
@@ -238,8 +238,8 @@ mod tests {
     fn a_launched_command_gets_the_first_sigterm_or_sighup() {
         for signal in [Terminate, Hangup] {
             let mut interruption = at(Phase::Recording);
-            interruption.pass_on();
-            assert_eq!(interruption.receive(signal), Answer::PassOn(signal));
+            interruption.forward();
+            assert_eq!(interruption.receive(signal), Answer::Forward(signal));
             assert_eq!(interruption.limit(), None, "the command may take its time");
             // It did not end: the recording is kept if that is done quickly.
             assert_eq!(interruption.receive(signal), Answer::EndRecording);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn ctrl_c_is_not_forwarded_to_a_launched_command() {
         let mut interruption = at(Phase::Recording);
-        interruption.pass_on();
+        interruption.forward();
         assert_eq!(interruption.receive(Interrupt), Answer::EndRecording);
         assert_eq!(interruption.receive(Terminate), Answer::End(Terminate));
     }
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn what_a_command_did_before_the_sampler_began_is_recorded() {
         let mut interruption = at(Phase::Launch);
-        interruption.pass_on();
+        interruption.forward();
         assert_eq!(interruption.receive(Interrupt), Answer::EndRecording);
         interruption.enter(Phase::Recording);
         interruption.enter(Phase::Output);
@@ -274,8 +274,8 @@ mod tests {
     }
 
     fn never_starts(mut interruption: Interruption) {
-        interruption.pass_on();
-        assert_eq!(interruption.receive(Terminate), Answer::PassOn(Terminate));
+        interruption.forward();
+        assert_eq!(interruption.receive(Terminate), Answer::Forward(Terminate));
         assert_eq!(interruption.limit(), Some(Terminate));
         interruption.enter(Phase::Recording);
         assert_eq!(interruption.limit(), None, "it has begun");

@@ -16,7 +16,7 @@ use stackprof::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::{Clock, RealClock};
 use stackprof::images::Images;
-use stackprof::sources::{Capture, Fault, Observed, Outcome, Target, TargetEvent, linux};
+use stackprof::sources::{Capture, Fault, Observed, StopOutcome, Target, TargetEvent, linux};
 
 /// The argument that makes this program the recorded one.
 pub(super) const WORK: &str = "--work";
@@ -131,7 +131,7 @@ fn record(name: &'static str, command: &[OsString]) -> Result<Program, String> {
             let wait_ns = clock.now_ns() + 100_000_000;
             loop {
                 let event = target.next(wait_ns, &mut capture).map_err(text)?;
-                if let TargetEvent::Stopped { outcome: Outcome::Captured, .. } = event {
+                if let TargetEvent::Stopped { outcome: StopOutcome::Captured, .. } = event {
                     let (base, registers) = (capture.stack_base, capture.registers);
                     recorded.push(Stack { base, bytes: capture.stack.clone(), registers, top });
                 }

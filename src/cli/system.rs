@@ -344,9 +344,9 @@ pub(super) fn user_behind_root() -> Option<String> {
 }
 
 /// What keeps a process from running, and the next step; `None` if unknown.
-pub(super) fn why_it_stands(pid: u32) -> Option<String> {
+pub(super) fn why_not_running(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]
-    return crate::sources::linux::why_it_stands(pid);
+    return crate::sources::linux::why_not_running(pid);
     #[cfg(not(target_os = "linux"))]
     {
         let _ = pid;
@@ -355,9 +355,9 @@ pub(super) fn why_it_stands(pid: u32) -> Option<String> {
 }
 
 /// What keeps a process from running after a recording has released it, and the next step.
-pub(super) fn why_it_stands_again(pid: u32) -> Option<String> {
+pub(super) fn why_still_not_running(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]
-    return crate::sources::linux::why_it_stands_again(pid);
+    return crate::sources::linux::why_still_not_running(pid);
     #[cfg(not(target_os = "linux"))]
     {
         let _ = pid;

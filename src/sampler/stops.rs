@@ -17,7 +17,7 @@ use super::unsampled::UnsampledTime;
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::live::Live;
-use crate::sources::{Activity, Capture, Fault, Outcome, Target, TargetEvent, ThreadId, ThreadStatus};
+use crate::sources::{Activity, Capture, Fault, StopOutcome, Target, TargetEvent, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
 
@@ -353,26 +353,26 @@ impl<'a> StopDriver<'a> {
         }
     }
 
-    fn handle_stop(&mut self, id: ThreadId, outcome: Outcome, capture: Box<Capture>) {
+    fn handle_stop(&mut self, id: ThreadId, outcome: StopOutcome, capture: Box<Capture>) {
         self.recorder.stats.stops += 1;
         self.recorder.stats.pause.add(capture.pause_ns);
         self.recorder.stats.stopped_ns += capture.stopped_ns;
         let mut waited = false;
         if let Some(state) = self.threads.get_mut(&id) {
             state.stop_pending = false;
-            state.unreadable = if let Outcome::Unreadable(why) = outcome { Some(why) } else { None };
+            state.unreadable = if let StopOutcome::Unreadable(why) = outcome { Some(why) } else { None };
             waited = state.was_waiting;
         }
         // A waiting thread loses no time.
         if !waited || self.target.process().stops_hold_all {
             let copied = match outcome {
-                Outcome::Captured => capture.stack.len() + capture.prefetched.bytes(),
+                StopOutcome::Captured => capture.stack.len() + capture.prefetched.bytes(),
                 _ => 0,
             };
             self.recorder.stats.held_up_ns += self.budget.spend(capture.stopped_ns, copied);
         }
         match outcome {
-            Outcome::Captured => {
+            StopOutcome::Captured => {
                 let at_ns = self.clock.now_ns();
                 let waits = capture.status.is_some_and(|status| status.activity == Activity::Waiting);
                 let waiting = waited || waits;
@@ -380,9 +380,9 @@ impl<'a> StopDriver<'a> {
                 return;
             }
             // Its time is not lost: the next sample carries it.
-            Outcome::BeganToWait => self.recorder.stats.stops_released_waiting += 1,
-            Outcome::NotOnCpu => self.recorder.stats.stops_not_on_cpu += 1,
-            Outcome::Unreadable(why) => {
+            StopOutcome::BeganToWait => self.recorder.stats.stops_released_waiting += 1,
+            StopOutcome::NotOnCpu => self.recorder.stats.stops_not_on_cpu += 1,
+            StopOutcome::Unreadable(why) => {
                 let missed_ns = self.weigh(id, capture.status);
                 self.recorder.lose(why, missed_ns.unwrap_or(0));
             }

@@ -1,8 +1,8 @@
 //! Roles of allocator functions, for the sources that follow allocator calls.
 
-/// Role of an allocator function. Numbers are argument indices, from 0.
+/// AllocatorRole of an allocator function. Numbers are argument indices, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::sources) enum Role {
+pub(in crate::sources) enum AllocatorRole {
     /// Returns a block of this many bytes.
     Allocate { bytes: usize },
     /// Returns a block of this many items of a size.

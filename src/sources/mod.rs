@@ -237,7 +237,7 @@ impl fmt::Display for Fault {
 
 /// How a stop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StopOutcome {
     /// Registers and stack bytes are in the [`Capture`].
     Captured,
     /// The thread began to wait between the poll and the stop: it was released at once, its interrupted
@@ -282,7 +282,7 @@ pub enum TargetEvent {
         /// The stopped thread.
         thread: ThreadId,
         /// The result.
-        outcome: Outcome,
+        outcome: StopOutcome,
     },
     /// A new thread of the target; it runs.
     ThreadStarted {
@@ -427,7 +427,7 @@ pub trait Target: Observed {
     /// Requests a stop of a thread, to be captured by [`Target::next`] with up to `stack_bytes` of its stack.
     /// A second request before that does nothing. With `keep_waiting` a thread in a system call is captured
     /// too (wall-clock profiles), as is one stopped by job control, which stays stopped; otherwise the
-    /// outcome is [`Outcome::BeganToWait`].
+    /// outcome is [`StopOutcome::BeganToWait`].
     ///
     /// # Errors
     /// [`Fault::ThreadGone`] if it has exited.
@@ -443,7 +443,7 @@ pub trait Target: Observed {
     fn prefetch(&mut self, _thread: ThreadId, _ranges: &[u64]) {}
 
     /// Returns the next event, at the latest [`TargetEvent::Timeout`] at `until_ns` of the sampler's clock. Forwards
-    /// the target's signals and tracks threads that start and exit. For [`Outcome::Captured`] the registers
+    /// the target's signals and tracks threads that start and exit. For [`StopOutcome::Captured`] the registers
     /// and stack bytes are in `capture`, and the thread already runs again.
     ///
     /// # Errors

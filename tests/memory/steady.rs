@@ -11,7 +11,7 @@ use stackprof::sampler::{Options, pushed};
 use stackprof::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{
-    Activity, Capture, Fault, Observed, Outcome, Process, Target, TargetEvent, ThreadId, ThreadStatus,
+    Activity, Capture, Fault, Observed, Process, StopOutcome, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 use stackprof::walk::UnwindMethod;
 
@@ -147,7 +147,7 @@ fn captures(target: &mut SimTarget, clock: &FakeClock) -> Vec<(ThreadId, Capture
         loop {
             let mut capture = Capture::with_capacity(0);
             match target.next(until_ns, &mut capture) {
-                Ok(TargetEvent::Stopped { thread, outcome: Outcome::Captured }) => {
+                Ok(TargetEvent::Stopped { thread, outcome: StopOutcome::Captured }) => {
                     let known = !taken.insert((thread.0, capture.registers.pc()));
                     if !known && captures.len() < STACKS {
                         captures.push((thread, capture));

@@ -163,9 +163,11 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &EmptyRecording<'_
     // A command that --kill-after ended was not too short.
     let ended_by_itself = recording.stats.exit_status.filter(|_| command != CommandState::Killed);
     let is_of_this_system = matches!(recording.process.backend, "ptrace" | "perf_event");
-    let why_it_stands = match recording.process.pid {
+    let why_not_running = match recording.process.pid {
         0 => None,
-        pid if is_of_this_system && recording.stats.exit_status.is_none() => system::why_it_stands_again(pid),
+        pid if is_of_this_system && recording.stats.exit_status.is_none() => {
+            system::why_still_not_running(pid)
+        }
         _ => None,
     };
     let after = match command {
@@ -183,7 +185,7 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &EmptyRecording<'_
              may sample such programs: sudo stackprof -- {program} ..."
         ));
     }
-    if let Some(why) = why_it_stands {
+    if let Some(why) = why_not_running {
         return error(&format!("in {seconds:.1} s it did not run: {why}"));
     }
     if let Some(why) = why_unsampled(&recording.stats).filter(|_| ended_by_itself.is_none() && !off_cpu) {

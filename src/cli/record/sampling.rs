@@ -82,7 +82,7 @@ pub(super) fn run(
         }
         Source::Pid(pid) => {
             if verbosity != Verbosity::Quiet
-                && let Some(why) = system::why_it_stands(*pid)
+                && let Some(why) = system::why_not_running(*pid)
             {
                 messages::note(&format!("pid {pid} does not run now: {why}"));
             }

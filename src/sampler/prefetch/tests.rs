@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::clock::FakeClock;
 use crate::rng::Rng;
 use crate::sources::sim::{FunctionId, SimActivity, SimConfig, SimImage, SimPhase, SimTarget, SimThread};
-use crate::sources::{Outcome, Target, TargetEvent, ThreadId};
+use crate::sources::{StopOutcome, Target, TargetEvent, ThreadId};
 use crate::walk::Frames;
 
 #[cfg(target_os = "linux")]
@@ -120,7 +120,7 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
         let mut capture = Box::<Capture>::default();
         loop {
             match target.next(u64::MAX, &mut capture).expect("it lives") {
-                TargetEvent::Stopped { outcome: Outcome::Captured, .. } => break,
+                TargetEvent::Stopped { outcome: StopOutcome::Captured, .. } => break,
                 TargetEvent::Timeout => panic!("no stop"),
                 _ => {}
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use crate::sources::{Capture, Outcome, ThreadId};
+use crate::sources::{Capture, StopOutcome, ThreadId};
 
 /// Most threads copied in one stop.
 const AT_ONCE: usize = 1024;
@@ -23,7 +23,7 @@ pub(super) struct StopRequest {
 /// Its result.
 pub(super) struct StopResult {
     pub(super) thread: ThreadId,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: StopOutcome,
     pub(super) capture: Capture,
 }
 
@@ -69,6 +69,6 @@ impl Stops {
     /// Records a stop without a capture.
     pub(super) fn failed(&mut self, thread: ThreadId, why: &'static str) {
         let capture = self.buffer();
-        self.made.push_back(StopResult { thread, outcome: Outcome::Unreadable(why), capture });
+        self.made.push_back(StopResult { thread, outcome: StopOutcome::Unreadable(why), capture });
     }
 }

@@ -13,7 +13,7 @@ use super::waits::{self, AROUND_BYTES, ThreadState};
 use crate::addr::Avma;
 use crate::arch::Registers;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, OtherStack, Outcome, TargetEvent, ThreadId, ThreadStatus};
+use crate::sources::{Activity, Capture, OtherStack, StopOutcome, TargetEvent, ThreadId, ThreadStatus};
 
 /// Most code addresses with a known answer to whether threads wait there.
 const PLACES_MAX: usize = 4096;
@@ -30,7 +30,7 @@ struct Copy {
     other_sp: Option<u64>,
     waits: Option<bool>,
     capture: Capture,
-    outcome: Outcome,
+    outcome: StopOutcome,
 }
 
 impl GdbTarget {
@@ -87,7 +87,7 @@ impl GdbTarget {
         &mut self,
         thread: ThreadId,
         stack_bytes: usize,
-    ) -> Result<(Outcome, Capture), ConnectionError> {
+    ) -> Result<(StopOutcome, Capture), ConnectionError> {
         let asked = StopRequest { thread, stack_bytes, keep_waiting: true };
         let mut copies = [self.begin_copy(asked)];
         self.copy_registers(&mut copies)?;
@@ -97,7 +97,7 @@ impl GdbTarget {
     }
 
     fn begin_copy(&mut self, asked: StopRequest) -> Copy {
-        let outcome = Outcome::Unreadable("registers could not be read");
+        let outcome = StopOutcome::Unreadable("registers could not be read");
         Copy { asked, told: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }
     }
 
@@ -111,7 +111,7 @@ impl GdbTarget {
                 if self.is_switched_out(copy.asked.thread) {
                     copy.waits = Some(true);
                 } else {
-                    copy.outcome = Outcome::Unreadable("thread ended before it was stopped");
+                    copy.outcome = StopOutcome::Unreadable("thread ended before it was stopped");
                 }
                 continue;
             }
@@ -166,7 +166,7 @@ impl GdbTarget {
         let saved =
             tasks.saved(&tcbs, m_profile, &is_code, &mut |ranges: &[Range]| stub.read_ranges(ranges))?;
         for (copy, registers) in wanted.iter_mut().zip(saved) {
-            copy.outcome = Outcome::Unreadable("its saved registers are of a form that is not known");
+            copy.outcome = StopOutcome::Unreadable("its saved registers are of a form that is not known");
             let Some(registers) = registers else { continue };
             let registers = Registers::Arm(registers);
             copy.capture.registers = registers;
@@ -208,7 +208,7 @@ impl GdbTarget {
                 copy.waits = Some(waits);
             }
             if !wanted {
-                copy.outcome = Outcome::BeganToWait;
+                copy.outcome = StopOutcome::BeganToWait;
                 continue;
             }
             let Some((bytes, range)) = read.next() else { continue };
@@ -265,14 +265,14 @@ impl GdbTarget {
         let sp = copy.capture.registers.sp().0;
         let end = range.at.saturating_add(bytes.len() as u64);
         if bytes.is_empty() || end <= sp {
-            copy.outcome = Outcome::Unreadable("stack could not be read");
+            copy.outcome = StopOutcome::Unreadable("stack could not be read");
             return;
         }
         self.learn_limit(copy.asked.thread, range, bytes.len());
         copy.capture.stack_limit = self.stack_limit(copy.asked.thread, sp).map(Avma);
         copy.capture.stack_base = Avma(range.at);
         copy.capture.stack = bytes;
-        copy.outcome = Outcome::Captured;
+        copy.outcome = StopOutcome::Captured;
     }
 
     /// Derives the end of a stack from how many bytes were readable.
@@ -300,7 +300,7 @@ impl GdbTarget {
         copy.capture.status =
             Some(ThreadStatus { cpu_ns: thread.ran_ns, switches: self.stops.count, activity });
         if waits && !copy.asked.keep_waiting {
-            copy.outcome = Outcome::BeganToWait;
+            copy.outcome = StopOutcome::BeganToWait;
         }
     }
 

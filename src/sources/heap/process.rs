@@ -56,9 +56,9 @@ pub(in crate::sources) trait HeapProcess: Observed {
     /// Name of the program that a started process ran last; of one that has ended, before another call reaps it.
     fn last_name(&self) -> Option<String>;
 
-    /// Passes on a signal that this process got for a process that it started. The command decides how it reacts; the
+    /// Forwards a signal that this process got to a process that it started. The command decides how it reacts; the
     /// recording ends when it ends.
-    fn pass_signal_on(&self) {}
+    fn forward_signal(&self) {}
 
     /// Why a started process did not load the shim, and the next step, if the system knows.
     fn why_not_loaded(&self) -> Option<String> {

@@ -256,7 +256,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             if !self.has_more {
                 self.wait(until_ns);
             }
-            self.main().process().pass_signal_on();
+            self.main().process().forward_signal();
             if let Some(status) = self.main_mut().child_end() {
                 self.exit = Some(CommandExit { status, name: self.main().process().last_name() });
             }

@@ -154,7 +154,7 @@ impl Account {
     ///
     /// # Errors
     /// Errors of the kernel; the process must then not continue.
-    pub(super) fn take_on(&self) -> io::Result<()> {
+    pub(super) fn become_user(&self) -> io::Result<()> {
         let Account { uid, gid, groups, .. } = self;
         let result = |code: libc::c_long| if code == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
         // The kernel's calls: the C library's affect all threads of a process, of which there is one here,

@@ -84,7 +84,7 @@ pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
 /// Description of a traced process.
 pub(super) fn describe(pid: pid_t) -> Process {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let living = threads::living(pid).unwrap_or(pid);
+    let living = threads::living_thread(pid).unwrap_or(pid);
     let command = fs::read(format!("/proc/{living}/cmdline")).unwrap_or_default();
     let words = command.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     Process {

@@ -47,7 +47,7 @@ impl TargetFiles {
         let read = |path: &str| std::fs::read(path).unwrap_or_default();
         TargetFiles {
             began_s: proc::began_s(&read(&format!("/proc/{pid}/stat")), &read("/proc/stat")),
-            root: Root::of_process(threads::living(pid).unwrap_or(pid)).ok(),
+            root: Root::of_process(threads::living_thread(pid).unwrap_or(pid)).ok(),
             patience: Patience::default(),
             own_pid: innermost.map_or_else(|| pid.to_string(), str::to_owned),
             uid: std::fs::metadata(format!("/proc/{pid}")).map_or(0, |meta| meta.uid()),

@@ -128,13 +128,13 @@ pub(super) struct HeldChild {
     /// Process id.
     pub(super) pid: pid_t,
     /// `None` once it was released.
-    waits: Option<(PipeWriter, Outcome)>,
+    waits: Option<(PipeWriter, SpawnResult)>,
 }
 
 /// A `Command::spawn` that runs in the first thread.
-struct Outcome(Receiver<io::Result<()>>);
+struct SpawnResult(Receiver<io::Result<()>>);
 
-impl Outcome {
+impl SpawnResult {
     fn wait(self) -> io::Result<()> {
         self.0.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     }
@@ -165,13 +165,13 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> 
             restore(&[libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO]);
             announce_and_wait(&mut tell_ready, &mut wait_go, go_fd)?;
             // Last: until `exec` the process has the profiler's memory and descriptors.
-            account.as_ref().map_or(Ok(()), Account::take_on)
+            account.as_ref().map_or(Ok(()), Account::become_user)
         });
     }
     let (tell_outcome, outcome) = channel();
     let request = Request::Spawn { command: Box::new(command), outcome: tell_outcome };
     spawner.0.send(request).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-    let outcome = Outcome(outcome);
+    let outcome = SpawnResult(outcome);
     let mut pid = [0; 4];
     if ready.read_exact(&mut pid).is_err() {
         // The other ends are closed: fork itself failed, and the outcome has the reason.
@@ -214,7 +214,7 @@ impl Drop for HeldChild {
 
 /// A process in transition through `exec`.
 pub(super) struct ExecOutcome {
-    outcome: Outcome,
+    outcome: SpawnResult,
     known: Option<io::Result<()>>,
 }
 

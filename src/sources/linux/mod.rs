@@ -13,6 +13,7 @@ mod images;
 mod launch;
 mod mapping_origin;
 mod moved_text;
+mod not_running;
 mod pe_text;
 mod perf;
 mod privileges;
@@ -24,7 +25,6 @@ mod refusal;
 mod reservation;
 mod sleeping_thread;
 mod source;
-mod standstill;
 mod sys;
 mod threads;
 
@@ -43,6 +43,7 @@ use ptrace::Tracer;
 pub use account::{Account, account, is_root};
 pub use heap::{ProbeOptions, why_no_allocations};
 pub use launch::Launch;
+pub use not_running::{why_it_is_frozen, why_not_running, why_still_not_running};
 #[cfg(test)]
 pub(crate) use perf::SimKernel;
 pub use privileges::{restrict, restrict_to_symbolizing, set_caller};
@@ -50,7 +51,6 @@ pub use process_list::processes;
 pub use ptrace::LinuxTarget;
 pub use refusal::gains_rights;
 pub use source::Source;
-pub use standstill::{why_it_is_frozen, why_it_stands, why_it_stands_again};
 
 /// Prepares this process for tracing. Must be called in the main thread before others start, since they
 /// inherit the signal mask: only the tracer may receive SIGCHLD. Must also precede other changes of signals:

@@ -151,7 +151,7 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
     if pid as u32 == std::process::id() {
         return Err(refuse(pid, name, "a profiler cannot stop itself; use another process's pid"));
     }
-    let living = threads::living(pid);
+    let living = threads::living_thread(pid);
     // An exiting process releases its memory first.
     let is_ending = living == Some(pid) && !facts.has_memory && !facts.is_of_kernel;
     if is_ending || living.is_none() {

@@ -24,7 +24,7 @@ pub(super) fn name(pid: pid_t, tid: pid_t) -> Option<String> {
 
 /// The process of a thread and its parent, until the thread is reaped: `Tgid` and `PPid` of
 /// `/proc/TID/status`.
-pub(super) fn belongs_to(tid: pid_t) -> Option<(pid_t, pid_t)> {
+pub(super) fn tgid_and_ppid(tid: pid_t) -> Option<(pid_t, pid_t)> {
     let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);
     let number = |key| proc::status_value(&status, key)?.parse().ok();
@@ -34,7 +34,7 @@ pub(super) fn belongs_to(tid: pid_t) -> Option<(pid_t, pid_t)> {
 /// A thread of a process that has not exited: the first one, unless it exited before the others, as by
 /// `pthread_exit` in `main`. /proc shows memory, files and arguments of the process through it. `None`: the
 /// process has exited.
-pub(super) fn living(pid: pid_t) -> Option<pid_t> {
+pub(super) fn living_thread(pid: pid_t) -> Option<pid_t> {
     let lives = |tid: &pid_t| {
         let stat = std::fs::read(format!("/proc/{tid}/stat")).unwrap_or_default();
         !matches!(proc::stat_state(&stat), None | Some(b'Z' | b'X'))
@@ -44,7 +44,7 @@ pub(super) fn living(pid: pid_t) -> Option<pid_t> {
 
 /// The initial stack pointer of a process's program. `None` also for a process without memory.
 pub(super) fn start_stack(pid: pid_t) -> Option<Avma> {
-    proc::stat_start_stack(&std::fs::read(format!("/proc/{}/stat", living(pid)?)).ok()?)
+    proc::stat_start_stack(&std::fs::read(format!("/proc/{}/stat", living_thread(pid)?)).ok()?)
 }
 
 /// The tids of a process, from `/proc/PID/task`.

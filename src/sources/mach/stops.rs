@@ -8,7 +8,7 @@ use super::on_cpu::OnCpu;
 use super::task::Task;
 use super::threads::ThreadReport;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Outcome, Process, ThreadId, ThreadStatus};
+use crate::sources::{Activity, Capture, Process, StopOutcome, ThreadId, ThreadStatus};
 
 /// Threads to copy in one hold. A hold stops all running threads, whichever is copied, so many small holds
 /// cost more than a long one; the table is in docs/decisions/mach-holds-the-task.md.
@@ -32,7 +32,7 @@ pub(super) struct StopRequest {
 /// The outcome of a stop request.
 struct Stop {
     request: StopRequest,
-    outcome: Outcome,
+    outcome: StopOutcome,
     capture: Capture,
     /// The poll right before the hold, and when it returned.
     before: Option<(ThreadReport, u64)>,
@@ -72,7 +72,7 @@ impl Stops {
             let capture = self.buffer();
             self.completed.push_back(Stop {
                 request,
-                outcome: Outcome::Unreadable(why),
+                outcome: StopOutcome::Unreadable(why),
                 capture,
                 before: None,
             });
@@ -80,9 +80,9 @@ impl Stops {
     }
 
     /// Takes the next completed stop.
-    pub(super) fn take(&mut self, capture: &mut Capture) -> Option<(ThreadId, Outcome)> {
+    pub(super) fn take(&mut self, capture: &mut Capture) -> Option<(ThreadId, StopOutcome)> {
         let mut stop = self.completed.pop_front()?;
-        if stop.outcome != Outcome::Captured {
+        if stop.outcome != StopOutcome::Captured {
             stop.capture.stack.clear();
         }
         self.spare.push(std::mem::replace(capture, stop.capture));
@@ -120,7 +120,7 @@ impl Stops {
                     }
                     stop.outcome = match self.ran(task, stop, begun_ns) {
                         true => task.copy(&hold, stop.request.thread, process, &mut stop.capture),
-                        false => Outcome::NotOnCpu,
+                        false => StopOutcome::NotOnCpu,
                     };
                     copied += 1;
                     now_ns = clock.now_ns();
@@ -130,7 +130,7 @@ impl Stops {
             }
             Err(_) => {
                 copied = stops.len();
-                let failed = Outcome::Unreadable("task could not be suspended");
+                let failed = StopOutcome::Unreadable("task could not be suspended");
                 stops.iter_mut().for_each(|stop| stop.outcome = failed);
             }
         }
@@ -143,7 +143,7 @@ impl Stops {
         for mut stop in stops {
             stop.capture.pause_ns = pause_ns;
             stop.capture.stopped_ns = std::mem::take(&mut stopped_ns);
-            if stop.outcome == Outcome::Captured {
+            if stop.outcome == StopOutcome::Captured {
                 new_code |= task.learn(stop.request.thread, process, &mut stop.capture);
             }
             self.completed.push_back(stop);
@@ -160,7 +160,7 @@ impl Stops {
             let mut capture = self.buffer();
             capture.stack.resize(request.stack_bytes, 0);
             task.prepare(request.thread);
-            stops.push(Stop { request, outcome: Outcome::Captured, capture, before: None });
+            stops.push(Stop { request, outcome: StopOutcome::Captured, capture, before: None });
         }
         // Last, so that little happens between these polls and the hold.
         for stop in stops.iter_mut().filter(|stop| !stop.request.keep_waiting) {
@@ -170,7 +170,7 @@ impl Stops {
         let waits = |stop: &Stop| stop.before.is_some_and(|(report, _)| !report.is_runnable());
         let (waiting, stops): (Vec<Stop>, Vec<Stop>) = stops.into_iter().partition(waits);
         self.completed.extend(waiting.into_iter().map(|mut stop| {
-            stop.outcome = Outcome::BeganToWait;
+            stop.outcome = StopOutcome::BeganToWait;
             stop
         }));
         stops
@@ -210,7 +210,7 @@ mod tests {
         stops.cancel("the program ended");
         let mut capture = Capture::default();
         let (_, outcome) = stops.take(&mut capture).expect("answered");
-        assert_eq!(outcome, Outcome::Unreadable("the program ended"));
+        assert_eq!(outcome, StopOutcome::Unreadable("the program ended"));
         assert_eq!((capture.stack.as_slice(), capture.only_kernel), (&[][..], false));
     }
 

@@ -15,7 +15,7 @@ use super::threads::{Changes, ThreadReport, Threads};
 use crate::addr::Avma;
 use crate::binary::macho::{MachO, export};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
-use crate::sources::{Capture, Fault, Outcome, Process, ThreadId, ThreadStatus};
+use crate::sources::{Capture, Fault, Process, StopOutcome, ThreadId, ThreadStatus};
 
 /// A task. Dropping it releases all rights.
 pub(super) struct Task<'k> {
@@ -168,10 +168,10 @@ impl<'k> Task<'k> {
         id: ThreadId,
         process: &Process,
         capture: &mut Capture,
-    ) -> Outcome {
+    ) -> StopOutcome {
         match self.threads.get_mut(id) {
             Some(thread) => thread.copy(&self.memory, process, capture),
-            None => Outcome::Unreadable("thread ended before it was stopped"),
+            None => StopOutcome::Unreadable("thread ended before it was stopped"),
         }
     }
 

@@ -12,7 +12,7 @@ use super::memory::Memory;
 use super::stack::Stack;
 use super::state;
 use crate::addr::Avma;
-use crate::sources::{Activity, Capture, Fault, Outcome, Process, ThreadId, ThreadStatus};
+use crate::sources::{Activity, Capture, Fault, Process, StopOutcome, ThreadId, ThreadStatus};
 
 /// Counts of the flavors, in words (see `layout.rs`).
 const BASIC_COUNT: u32 = 10;
@@ -108,9 +108,14 @@ impl Thread {
     }
 
     /// Copies registers and stack while its task is held.
-    pub(super) fn copy(&mut self, memory: &Memory<'_>, process: &Process, capture: &mut Capture) -> Outcome {
+    pub(super) fn copy(
+        &mut self,
+        memory: &Memory<'_>,
+        process: &Process,
+        capture: &mut Capture,
+    ) -> StopOutcome {
         if self.has_gone {
-            return Outcome::Unreadable("thread ended before it was stopped");
+            return StopOutcome::Unreadable("thread ended before it was stopped");
         }
         let StateFlavor { flavor, count: wanted } = state::flavor(process.arch);
         let (mut words, mut count) = ([0; StateFlavor::COUNT_MAX], wanted);
@@ -118,9 +123,9 @@ impl Thread {
             Ok(()) if count >= wanted => {}
             Err(failed) if is_gone(failed) => {
                 self.has_gone = true;
-                return Outcome::Unreadable("thread ended before it was stopped");
+                return StopOutcome::Unreadable("thread ended before it was stopped");
             }
-            _ => return Outcome::Unreadable("registers could not be read"),
+            _ => return StopOutcome::Unreadable("registers could not be read"),
         }
         capture.registers = state::registers(process.arch, &words, process.address_mask);
         let sp = capture.registers.sp().0;
@@ -132,8 +137,8 @@ impl Thread {
             self.stack.copy(memory, from, &mut capture.stack)
         };
         match copy(from).or_else(|failed| if from < sp { copy(sp) } else { Err(failed) }) {
-            Ok(()) => Outcome::Captured,
-            Err(_) => Outcome::Unreadable("stack could not be read"),
+            Ok(()) => StopOutcome::Captured,
+            Err(_) => StopOutcome::Unreadable("stack could not be read"),
         }
     }
 

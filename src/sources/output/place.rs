@@ -178,7 +178,7 @@ impl OutputPlace {
     pub fn finish(&self, new: Unfinished) -> io::Result<()> {
         if let Some(existing) = self.existing()?.filter(Status::is_regular) {
             // Best effort: a file system without owners is no reason to lose a recording.
-            let _ = pass_on(&existing, &self.directory()?, new.file());
+            let _ = copy_owner_and_mode(&existing, &self.directory()?, new.file());
         }
         new.rename_to(&self.name)
     }
@@ -195,7 +195,7 @@ impl OutputPlace {
     }
 }
 
-fn pass_on(existing: &Status, directory: &Status, new: &File) -> io::Result<()> {
+fn copy_owner_and_mode(existing: &Status, directory: &Status, new: &File) -> io::Result<()> {
     let own = calls::status(new.as_fd())?;
     let mode = if directory.is_shared() {
         if existing.uid != own.uid {

@@ -34,7 +34,7 @@ static STATE: Mutex<Interruption> = Mutex::new(Interruption::new());
 /// The current or last recording.
 static LIVE: Mutex<Option<Arc<Live>>> = Mutex::new(None);
 /// A signal to forward to the launched command, or 0.
-static PASSED_ON: AtomicI32 = AtomicI32::new(0);
+static FORWARD: AtomicI32 = AtomicI32::new(0);
 /// A signal is about to end the process.
 static ENDS: AtomicBool = AtomicBool::new(false);
 /// Number of [`Hold`]s.
@@ -68,7 +68,7 @@ pub fn watch(live: &Arc<Live>, launched: bool) {
     *LIVE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(live));
     // Other systems have no source that forwards signals.
     if launched && cfg!(target_os = "linux") {
-        state().pass_on();
+        state().forward();
     }
 }
 
@@ -94,9 +94,9 @@ pub fn await_reader<R>(open: impl FnOnce() -> R) -> R {
 
 /// Takes the signal to forward to the launched command.
 #[cfg(target_os = "linux")]
-pub(super) fn take_passed_on() -> Option<i32> {
-    (PASSED_ON.load(Ordering::Relaxed) != 0)
-        .then(|| PASSED_ON.swap(0, Ordering::Relaxed))
+pub(super) fn take_forwarded() -> Option<i32> {
+    (FORWARD.load(Ordering::Relaxed) != 0)
+        .then(|| FORWARD.swap(0, Ordering::Relaxed))
         .filter(|signal| *signal != 0)
 }
 
@@ -239,7 +239,7 @@ fn answer_all(before_end: &[fn()]) -> Option<Signal> {
                 asked = Some(signal);
                 note_answered(signal);
             }
-            Answer::PassOn(signal) => PASSED_ON.store(sys::number(signal), Ordering::Relaxed),
+            Answer::Forward(signal) => FORWARD.store(sys::number(signal), Ordering::Relaxed),
             Answer::Finish => note_answered(signal),
         }
     }

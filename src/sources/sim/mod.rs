@@ -29,7 +29,7 @@ use crate::clock::{Clock, FakeClock};
 use crate::rng;
 
 use super::{
-    Capture, Fault, Observed, Outcome, PREFETCH_RANGE_BYTES, Process, Target, TargetEvent, ThreadId,
+    Capture, Fault, Observed, PREFETCH_RANGE_BYTES, Process, StopOutcome, Target, TargetEvent, ThreadId,
     ThreadStatus,
 };
 
@@ -211,9 +211,9 @@ impl SimTarget {
         let mut cost_ns = self.config.pause_ns;
         let outcome = if phase.activity != SimActivity::Run && !pending.keep_waiting {
             cost_ns = self.config.stop_latency_ns;
-            Outcome::BeganToWait
+            StopOutcome::BeganToWait
         } else if self.faults.happens(FaultKind::Unreadable, Some(thread), now_ns) {
-            Outcome::Unreadable("stack is not mapped")
+            StopOutcome::Unreadable("stack is not mapped")
         } else {
             let pc = pc(&self.code, self.config.seed, &stopped.machine.threads[index], now_ns);
             capture.registers = phase.stack.registers(&self.code, pc);
@@ -232,7 +232,7 @@ impl SimTarget {
                 }
             }
             stopped.machine.ledger.captured(phase.slot, pc);
-            Outcome::Captured
+            StopOutcome::Captured
         };
         let long_ns = self.faults.take(Some(thread), now_ns, |kind| match kind {
             FaultKind::LongStop { pause_ns } => Some(pause_ns),

@@ -15,7 +15,7 @@ use stackprof::sampler::pushed;
 use stackprof::sources::pushed::{PushedSource, SourceEvent, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{
-    Capture, Fault, Observed, Outcome, Process, Target, TargetEvent, ThreadId, ThreadStatus,
+    Capture, Fault, Observed, Process, StopOutcome, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 use stackprof::symbol;
 use stackprof::trie::FrameId;
@@ -123,12 +123,12 @@ impl Target for Logged {
                 let status = self.target.poll(*thread).ok();
                 capture.status = capture.status.or(status);
                 match outcome {
-                    Outcome::Captured => {
+                    StopOutcome::Captured => {
                         let status = capture.status.or(self.statuses.get(thread).copied());
                         let sampled = Capture { status, ..capture.clone() };
                         self.stopped.push((*thread, SourceEvent::Sample(Box::new(sampled))));
                     }
-                    Outcome::Unreadable(why) => {
+                    StopOutcome::Unreadable(why) => {
                         let event = capture.status.map(|status| SourceEvent::Missed(status, why));
                         let process = self.target.process().pid;
                         self.records.extend(event.map(|event| TimedEvent {

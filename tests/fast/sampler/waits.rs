@@ -12,7 +12,7 @@ use stackprof::sampler::{Options, pushed};
 use stackprof::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{
-    Activity, Capture, Fault, Observed, Outcome, Process, Target, TargetEvent, ThreadId, ThreadStatus,
+    Activity, Capture, Fault, Observed, Process, StopOutcome, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 
 use super::recording::options;
@@ -87,7 +87,7 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
         loop {
             let mut capture = Capture::with_capacity(0);
             match target.next(until_ns, &mut capture) {
-                Ok(TargetEvent::Stopped { outcome: Outcome::Captured, .. }) => return capture,
+                Ok(TargetEvent::Stopped { outcome: StopOutcome::Captured, .. }) => return capture,
                 Ok(TargetEvent::Timeout | TargetEvent::Exited(_)) | Err(_) => break,
                 Ok(_) => {}
             }

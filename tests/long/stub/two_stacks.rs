@@ -4,7 +4,7 @@
 use stackprof::addr::Avma;
 use stackprof::clock::RealClock;
 use stackprof::sources::gdb::{self, InitialState, StubAddress};
-use stackprof::sources::{Capture, Outcome, Target, TargetEvent};
+use stackprof::sources::{Capture, StopOutcome, Target, TargetEvent};
 
 use super::fake::{Fake, Manner, PROCESS_SP, STACK_END};
 
@@ -21,7 +21,7 @@ fn captured(manner: Manner) -> Capture {
     for _ in 0..2 {
         target.interrupt(threads[0].0, STACK_BYTES, true).unwrap();
         let event = target.next(u64::MAX, &mut capture).unwrap();
-        assert!(matches!(event, TargetEvent::Stopped { outcome: Outcome::Captured, .. }), "{event:?}");
+        assert!(matches!(event, TargetEvent::Stopped { outcome: StopOutcome::Captured, .. }), "{event:?}");
     }
     drop(target);
     assert!(fake.fate().harm.is_empty());

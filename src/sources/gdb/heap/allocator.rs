@@ -8,30 +8,30 @@
 use crate::addr::Svma;
 use crate::arch::Registers;
 use crate::binary::elf::entries;
-use crate::sources::allocator::Role;
+use crate::sources::allocator::AllocatorRole;
 
 /// An allocator function of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AllocatorFunction {
     /// Its entry as the file states it; on 32-bit Arm the last bit marks T32.
     pub(super) entry: Svma,
-    pub(super) role: Role,
+    pub(super) role: AllocatorRole,
 }
 
 /// Functions with well-known names.
-const KNOWN: [(&str, Role); 12] = [
-    ("malloc", Role::Allocate { bytes: 0 }),
-    ("calloc", Role::AllocateItems { count: 0, bytes: 1 }),
-    ("realloc", Role::Reallocate { block: 0, bytes: 1 }),
-    ("free", Role::Free { block: 0 }),
-    ("_malloc_r", Role::Allocate { bytes: 1 }),
-    ("_calloc_r", Role::AllocateItems { count: 1, bytes: 2 }),
-    ("_realloc_r", Role::Reallocate { block: 1, bytes: 2 }),
-    ("_free_r", Role::Free { block: 1 }),
-    ("pvPortMalloc", Role::Allocate { bytes: 0 }),
-    ("pvPortCalloc", Role::AllocateItems { count: 0, bytes: 1 }),
-    ("pvPortRealloc", Role::Reallocate { block: 0, bytes: 1 }),
-    ("vPortFree", Role::Free { block: 0 }),
+const KNOWN: [(&str, AllocatorRole); 12] = [
+    ("malloc", AllocatorRole::Allocate { bytes: 0 }),
+    ("calloc", AllocatorRole::AllocateItems { count: 0, bytes: 1 }),
+    ("realloc", AllocatorRole::Reallocate { block: 0, bytes: 1 }),
+    ("free", AllocatorRole::Free { block: 0 }),
+    ("_malloc_r", AllocatorRole::Allocate { bytes: 1 }),
+    ("_calloc_r", AllocatorRole::AllocateItems { count: 1, bytes: 2 }),
+    ("_realloc_r", AllocatorRole::Reallocate { block: 1, bytes: 2 }),
+    ("_free_r", AllocatorRole::Free { block: 1 }),
+    ("pvPortMalloc", AllocatorRole::Allocate { bytes: 0 }),
+    ("pvPortCalloc", AllocatorRole::AllocateItems { count: 0, bytes: 1 }),
+    ("pvPortRealloc", AllocatorRole::Reallocate { block: 0, bytes: 1 }),
+    ("vPortFree", AllocatorRole::Free { block: 0 }),
 ];
 
 /// Names of a custom allocator's functions, from options.
@@ -48,9 +48,9 @@ pub struct AllocatorNames {
 /// # Errors
 /// One line: the program lacks a name, or has no function that allocates or none that frees.
 pub(super) fn find(file: &[u8], names: &AllocatorNames) -> Result<Vec<AllocatorFunction>, String> {
-    let named = names.allocate.iter().map(|name| (name.as_str(), Role::Allocate { bytes: 0 }));
-    let named = named.chain(names.free.iter().map(|name| (name.as_str(), Role::Free { block: 0 })));
-    let named: Vec<(&str, Role)> = named.collect();
+    let named = names.allocate.iter().map(|name| (name.as_str(), AllocatorRole::Allocate { bytes: 0 }));
+    let named = named.chain(names.free.iter().map(|name| (name.as_str(), AllocatorRole::Free { block: 0 })));
+    let named: Vec<(&str, AllocatorRole)> = named.collect();
     let is_known = named.is_empty();
     let wanted = if is_known { KNOWN.to_vec() } else { named };
     let entries = entries::find(file, &wanted.iter().map(|(name, _)| *name).collect::<Vec<_>>());
@@ -66,7 +66,7 @@ pub(super) fn find(file: &[u8], names: &AllocatorNames) -> Result<Vec<AllocatorF
             None => return Err(format!("it has no function `{name}`; check the name with nm")),
         }
     }
-    let frees = |function: &AllocatorFunction| matches!(function.role, Role::Free { .. });
+    let frees = |function: &AllocatorFunction| matches!(function.role, AllocatorRole::Free { .. });
     let next = "name its functions with --alloc NAME and --free NAME";
     if !functions.iter().any(|function| !frees(function)) {
         return Err(format!("no allocator was found in it; {next}"));

@@ -26,8 +26,8 @@ use super::waits::System;
 use crate::arch::{Aarch64, Arm, Registers};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::allocator::Role;
-use crate::sources::{Capture, Fault, Outcome, ThreadId};
+use crate::sources::allocator::AllocatorRole;
+use crate::sources::{Capture, Fault, StopOutcome, ThreadId};
 
 /// Most allocator calls that have not returned.
 const CALLS_MAX: usize = 1024;
@@ -71,7 +71,7 @@ struct Call {
 pub struct GdbHeap {
     target: GdbTarget,
     /// Addresses and roles of the allocator functions.
-    functions: Vec<(u64, Role)>,
+    functions: Vec<(u64, AllocatorRole)>,
     breakpoints: Breakpoints,
     calls: Vec<Call>,
     events: VecDeque<(HeapEvent, Option<Capture>)>,
@@ -99,7 +99,7 @@ impl GdbHeap {
         let functions = allocator::find(exec, names).map_err(failed)?;
         let arch = target.process.arch;
         let place = |function: &AllocatorFunction| CodePlace::of(arch, function.entry.0.wrapping_add(bias));
-        let places: Vec<(CodePlace, Role)> =
+        let places: Vec<(CodePlace, AllocatorRole)> =
             functions.iter().map(|function| (place(function), function.role)).collect();
         let mut heap = GdbHeap {
             target,
@@ -216,7 +216,7 @@ impl GdbHeap {
     fn take_call(
         &mut self,
         thread: ThreadId,
-        role: Role,
+        role: AllocatorRole,
         registers: &Registers,
     ) -> std::result::Result<(), ConnectionError> {
         let sp = registers.sp().0;
@@ -226,19 +226,19 @@ impl GdbHeap {
             return Ok(());
         }
         let (bytes, moved_from) = match role {
-            Role::Free { block } => {
+            AllocatorRole::Free { block } => {
                 let block = self.argument(registers, block)?;
                 if block != 0 {
                     self.events.push_back((HeapEvent::Freed { block }, None));
                 }
                 return Ok(());
             }
-            Role::Allocate { bytes } => (self.argument(registers, bytes)?, None),
-            Role::AllocateItems { count, bytes } => {
+            AllocatorRole::Allocate { bytes } => (self.argument(registers, bytes)?, None),
+            AllocatorRole::AllocateItems { count, bytes } => {
                 let (count, bytes) = (self.argument(registers, count)?, self.argument(registers, bytes)?);
                 (count.saturating_mul(bytes), None)
             }
-            Role::Reallocate { block, bytes } => {
+            AllocatorRole::Reallocate { block, bytes } => {
                 let (block, bytes) = (self.argument(registers, block)?, self.argument(registers, bytes)?);
                 (bytes, Some(block).filter(|block| *block != 0))
             }
@@ -252,7 +252,7 @@ impl GdbHeap {
         };
         let place = CodePlace::of(arch, return_address);
         let (outcome, capture) = self.target.capture_stopped(thread, self.stack_bytes)?;
-        if outcome != Outcome::Captured {
+        if outcome != StopOutcome::Captured {
             return Ok(());
         }
         self.breakpoints.set(&mut self.target.stub, place)?;

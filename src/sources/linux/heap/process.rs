@@ -91,7 +91,7 @@ impl HeapProcess for LinuxProcess {
         // (mm/process_vm_access.c). Its first thread may have none, and sandboxes forbid the call.
         let read = sys::read_memory(self.pid, 0, &mut [0]);
         let has_memory = read.map_or_else(|error| error.raw_os_error() == Some(libc::EFAULT), |_| true);
-        !has_memory && threads::living(self.pid).is_none()
+        !has_memory && threads::living_thread(self.pid).is_none()
     }
 
     fn has_left_program(&mut self, now_ns: u64, is_last: bool) -> bool {
@@ -132,8 +132,8 @@ impl HeapProcess for LinuxProcess {
         threads::name(self.pid, self.pid)
     }
 
-    fn pass_signal_on(&self) {
-        if let Some(signal) = signals::take_passed_on() {
+    fn forward_signal(&self) {
+        if let Some(signal) = signals::take_forwarded() {
             // It may have ended.
             let _ = sys::kill(self.pid, signal);
         }

@@ -447,7 +447,7 @@ impl PushedSource for PerfSource {
         }
         self.wait(until_ns);
         if self.launched
-            && let Some(signal) = signals::take_passed_on()
+            && let Some(signal) = signals::take_forwarded()
         {
             // The command handles the signal; the recording ends with the command.
             let _ = linux_sys::kill(self.main, signal);

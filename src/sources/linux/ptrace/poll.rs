@@ -22,7 +22,7 @@ pub(super) enum Wchan {
     /// No waiting thread was seen yet.
     #[default]
     Unknown,
-    Tells,
+    Reliable,
     Hidden,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct PolledStatus {
     /// The counters when the thread was last on no CPU: exact.
     off_cpu: Sched,
     /// `wchan` was wrong about this thread: the next poll reads the state itself.
-    doubted: bool,
+    is_wchan_wrong: bool,
     /// When a poll first showed no change since the previous one.
     still_since_ns: Option<u64>,
 }
@@ -54,7 +54,7 @@ impl PolledStatus {
             polled_ns: 0,
             sched: Sched::default(),
             off_cpu: Sched::default(),
-            doubted: false,
+            is_wchan_wrong: false,
             still_since_ns: None,
         })
     }
@@ -91,7 +91,9 @@ impl PolledStatus {
     }
 
     fn activity(&mut self, wchan: &mut Wchan) -> Result<Activity, Fault> {
-        if *wchan == Wchan::Tells && !std::mem::take(&mut self.doubted) && self.waits_nowhere() == Some(true)
+        if *wchan == Wchan::Reliable
+            && !std::mem::take(&mut self.is_wchan_wrong)
+            && self.waits_nowhere() == Some(true)
         {
             return Ok(Activity::Runnable);
         }
@@ -103,7 +105,7 @@ impl PolledStatus {
             let waits_nowhere = self.waits_nowhere();
             let len = self.stat.read_at(&mut buffer, 0).map_err(|_| Fault::ThreadGone)?;
             *wchan = match (waits_nowhere, proc::stat_state(&buffer[..len])) {
-                (Some(false), _) => Wchan::Tells,
+                (Some(false), _) => Wchan::Reliable,
                 (_, Some(b'S')) => Wchan::Hidden,
                 _ => Wchan::Unknown,
             };
@@ -137,8 +139,8 @@ impl PolledStatus {
     }
 
     /// Records that the thread waited, or had exited, contrary to the last poll.
-    pub(super) fn doubt(&mut self) {
-        self.doubted = true;
+    pub(super) fn note_wrong_wchan(&mut self) {
+        self.is_wchan_wrong = true;
     }
 
     /// The current or last CPU of the thread.

@@ -19,7 +19,7 @@ use super::thread::Thread;
 use crate::clock::{Clock, RealClock};
 
 /// `si_status` of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
-pub(super) const AT_CALL: c_int = libc::SIGTRAP | 0x80;
+pub(super) const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
 /// A wait that was restarted.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ impl RepeatedWaits {
             self.woken.remove(&tid);
             return Resume::Detach;
         }
-        if self.waits.contains_key(&tid) { Resume::UntilCall } else { Resume::Continue }
+        if self.waits.contains_key(&tid) { Resume::UntilSyscall } else { Resume::Continue }
     }
 
     /// Forgets the wait of a thread that no longer waits.

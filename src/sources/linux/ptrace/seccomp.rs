@@ -143,7 +143,7 @@ impl FilterChecks {
         if restart_rule(new) == RestartRule::Allowed {
             return false;
         }
-        let Some((pid, _)) = threads::belongs_to(new).filter(|(pid, _)| *pid != new) else { return false };
+        let Some((pid, _)) = threads::tgid_and_ppid(new).filter(|(pid, _)| *pid != new) else { return false };
         // It is not reported again.
         let _ = sys::take_stop(new);
         self.must_end = Some(why(pid));

@@ -43,7 +43,7 @@ pub(super) fn seize(tracees: &mut Tracees, pid: pid_t) -> Result<()> {
                 Err(error) if tid != pid && error.raw_os_error() == Some(libc::ESRCH) => {}
                 Err(_) if tid != pid && tracees.thread(pid).is_some() => {}
                 // The first thread exited before the others.
-                Err(_) if tid == pid && threads::living(pid).is_some_and(|living| living != pid) => {}
+                Err(_) if tid == pid && threads::living_thread(pid).is_some_and(|living| living != pid) => {}
                 Err(error) => return Err(refusal::explain(pid, &error)),
             }
         }
@@ -52,7 +52,7 @@ pub(super) fn seize(tracees: &mut Tracees, pid: pid_t) -> Result<()> {
         }
     }
     if let Some(process) = tracees.process_mut(pid) {
-        process.learn_again();
+        process.reread_description();
     }
     Ok(())
 }
@@ -93,7 +93,7 @@ pub(super) fn seize_started(tracees: &mut Tracees) {
     }
     // A thread that has exited meanwhile is not missing.
     refused.retain(|(pid, _)| {
-        fs::metadata(format!("/proc/{pid}/maps")).is_ok_and(|_| threads::living(*pid).is_some())
+        fs::metadata(format!("/proc/{pid}/maps")).is_ok_and(|_| threads::living_thread(*pid).is_some())
     });
     if let Some((_, why)) = refused.first() {
         tracees.not_all_because(refused.len(), &why.to_string());
@@ -134,7 +134,7 @@ pub(super) fn seize_again(
                 }
                 // The kernel has attached it meanwhile: it reports itself.
                 Err(_) if refusal::is_traced_by_us(tid) => {}
-                Err(_) if tid != pid || !is_main || threads::living(pid) != Some(pid) => {
+                Err(_) if tid != pid || !is_main || threads::living_thread(pid) != Some(pid) => {
                     forget_thread(tracees, tid, events);
                 }
                 Err(error) => return Err(lost(&refusal::explain(pid, &error))),

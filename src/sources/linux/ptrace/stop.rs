@@ -17,7 +17,7 @@ use crate::arch::Abi;
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::proc::Sched;
 use crate::sources::linux::sys::{current_cpu, read_memory_into};
-use crate::sources::{Activity, Capture, Fault, Outcome, ThreadStatus};
+use crate::sources::{Activity, Capture, Fault, StopOutcome, ThreadStatus};
 
 /// Most stack bytes to copy: the default stack limit.
 const STACK_BYTES_MAX: usize = 8 << 20;
@@ -70,7 +70,7 @@ impl StopRequests {
         }
         let asked_ns = clock.now_ns();
         if sys::interrupt(thread.tid()).is_err() {
-            thread.status_mut().doubt();
+            thread.status_mut().note_wrong_wchan();
             return Err(Fault::ThreadGone);
         }
         let (polled_ns, before) = thread.status().last_poll();
@@ -123,16 +123,16 @@ impl StopRequest {
         tracer: &TracerCpu,
         seen_ns: u64,
         capture: &mut Capture,
-    ) -> Outcome {
+    ) -> StopOutcome {
         if registers.read(thread.tid()).is_err() {
-            return Outcome::Unreadable("killed while stopped");
+            return StopOutcome::Unreadable("killed while stopped");
         }
         // A program may switch to code of the other word size (emulators do), with unknown stack and
         // libraries.
         match (registers.code(), is_of_32_bits) {
             (Code::Native, false) | (Code::Compat, true) => {}
-            (Code::Native, true) => return Outcome::Unreadable("64-bit code of a 32-bit program"),
-            (Code::Compat | Code::Other, _) => return Outcome::Unreadable("32-bit code"),
+            (Code::Native, true) => return StopOutcome::Unreadable("64-bit code of a 32-bit program"),
+            (Code::Compat | Code::Other, _) => return StopOutcome::Unreadable("32-bit code"),
         }
         // Reading the registers waited until the thread was off its CPU: exact.
         let stopped = thread.status().sched();
@@ -149,11 +149,11 @@ impl StopRequest {
             () if self.keep_waiting => {}
             // A thread in a call that kept its CPU has not begun to wait.
             () if registers.interrupted_call() && !kept_cpu => {
-                thread.status_mut().doubt();
-                return Outcome::BeganToWait;
+                thread.status_mut().note_wrong_wchan();
+                return StopOutcome::BeganToWait;
             }
             () if was_on_cpu(self.before, stopped, times, tracer.stint()) => {}
-            () => return Outcome::NotOnCpu,
+            () => return StopOutcome::NotOnCpu,
         }
         capture.registers = registers.convert().unwrap_or_default();
         let sp = capture.registers.sp();
@@ -165,7 +165,7 @@ impl StopRequest {
         let len = self.stack_bytes.min(STACK_BYTES_MAX).min(below_top.unwrap_or(STACK_BYTES_MAX));
         copy_stack(thread.tid(), sp, len, capture);
         thread.read_prefetched(capture);
-        Outcome::Captured
+        StopOutcome::Captured
     }
 
     /// Records how long the thread was stopped, at the end of the stop.

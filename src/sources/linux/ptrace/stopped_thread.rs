@@ -23,7 +23,7 @@ pub(super) enum Resume {
     /// Stay stopped by job control until SIGCONT.
     Listen,
     /// Stop again at the entry of the next system call, or at the exit of the current one.
-    UntilCall,
+    UntilSyscall,
     /// Stop tracing.
     Detach,
 }
@@ -70,7 +70,7 @@ impl Drop for StoppedThread {
         let _ = match self.resume {
             Resume::Continue => sys::cont(self.tid, self.signal),
             Resume::Listen => sys::listen(self.tid),
-            Resume::UntilCall => sys::cont_until_call(self.tid, self.signal),
+            Resume::UntilSyscall => sys::cont_until_call(self.tid, self.signal),
             Resume::Detach => sys::detach(self.tid, self.signal),
         };
     }

@@ -158,11 +158,11 @@ fn wait_traced(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Op
 /// WNOWAIT leaves the stop unchanged until the thread is continued: a wait that consumes it clears the
 /// pending signal (kernel/exit.c, wait_task_stopped), which would be lost if this process were killed before
 /// PTRACE_CONT delivered it.
-pub(super) fn look_for_stopped() -> io::Result<Option<WaitStatus>> {
+pub(super) fn peek_stopped() -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
-/// Consumes a stop that [`look_for_stopped`] returned, without a pending signal. After an exec by a thread
+/// Consumes a stop that [`peek_stopped`] returned, without a pending signal. After an exec by a thread
 /// other than the first, the kernel continues no thread until its new number was waited for (kernel/ptrace.c,
 /// `looks_like_a_spurious_pid`).
 pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<WaitStatus>> {
@@ -232,7 +232,7 @@ mod tests {
             seize(pid, false)?;
             kill(pid, libc::SIGUSR1)?;
             for _ in 0..60_000 {
-                match look_for_stopped()? {
+                match peek_stopped()? {
                     Some(WaitStatus::Stopped { signal: libc::SIGUSR1, event: 0, .. }) => return Ok(()),
                     // SIGCHLD from the script's `sleep`s.
                     Some(WaitStatus::Stopped { tid, signal, .. }) => cont(tid, signal)?,

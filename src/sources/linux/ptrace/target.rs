@@ -15,7 +15,7 @@ use libc::{c_int, pid_t};
 use super::events::EventQueue;
 use super::recording_end::RecordingEnd;
 use super::registers::Block;
-use super::repeated_wait::{AT_CALL, RepeatedWaits};
+use super::repeated_wait::{RepeatedWaits, SYSCALL_STOP};
 use super::seccomp::FilterChecks;
 use super::stop::{StopRequest, StopRequests};
 use super::stopped_thread::{Resume, StoppedThread};
@@ -27,7 +27,7 @@ use super::{seize, sys};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::file_pages::FilePages;
 use crate::sources::linux::sys::{WaitStatus, child_end, kill};
-use crate::sources::{Capture, ExitStatus, Fault, Outcome, Process, TargetEvent, signals};
+use crate::sources::{Capture, ExitStatus, Fault, Process, StopOutcome, TargetEvent, signals};
 
 /// How long to wait for requested stops that are no longer needed.
 const RELEASE_NS: u64 = 2_000_000;
@@ -103,7 +103,7 @@ impl LinuxTarget {
                 return Err(Fault::Gone);
             }
             if let Some(command) = self.end.command()
-                && let Some(signal) = signals::take_passed_on()
+                && let Some(signal) = signals::take_forwarded()
             {
                 // The command decides what it does; the recording ends when it exits.
                 let _ = kill(command, signal);
@@ -113,7 +113,7 @@ impl LinuxTarget {
             }
             self.filters.result()?;
             let before_ns = self.clock.now_ns();
-            match sys::look_for_stopped() {
+            match sys::peek_stopped() {
                 Ok(Some(WaitStatus::Stopped { tid, signal, event })) => {
                     if let Some(event) = self.stopped(tid, signal, event, capture) {
                         return Ok(event);
@@ -161,7 +161,7 @@ impl LinuxTarget {
         capture: &mut Capture,
     ) -> Option<TargetEvent> {
         match event {
-            0 if signal == AT_CALL => {
+            0 if signal == SYSCALL_STOP => {
                 let (mut stopped, thread) = (StoppedThread::new(tid), self.tracees.thread_mut(tid));
                 self.waits.pass_call(&mut stopped, thread, &mut self.registers, &self.clock);
                 None
@@ -204,12 +204,12 @@ impl LinuxTarget {
     ) -> Option<TargetEvent> {
         let tid = stopped.tid();
         let Some(request) = self.requests.take(tid) else {
-            self.pass_on(stopped);
+            self.deliver_signal(stopped);
             return None;
         };
         let seen_ns = self.clock.now_ns();
         let outcome = self.read(tid, &request, seen_ns, capture);
-        if !matches!(outcome, Outcome::Unreadable(_)) {
+        if !matches!(outcome, StopOutcome::Unreadable(_)) {
             let asked = stopped.signal() == 0;
             self.repair(&mut stopped, asked);
         }
@@ -230,7 +230,7 @@ impl LinuxTarget {
         capture.reset();
         let outcome = match request.keeps_waiting() {
             true => self.read(tid, &request, self.clock.now_ns(), capture),
-            false => Outcome::Unreadable("stopped by job control"),
+            false => StopOutcome::Unreadable("stopped by job control"),
         };
         Some(TargetEvent::Stopped { thread: thread_id(tid), outcome })
     }
@@ -252,9 +252,15 @@ impl LinuxTarget {
         event.or_else(|| self.events.pop())
     }
 
-    fn read(&mut self, tid: pid_t, request: &StopRequest, seen_ns: u64, capture: &mut Capture) -> Outcome {
+    fn read(
+        &mut self,
+        tid: pid_t,
+        request: &StopRequest,
+        seen_ns: u64,
+        capture: &mut Capture,
+    ) -> StopOutcome {
         let Some((thread, process)) = self.tracees.thread_of_process(tid) else {
-            return Outcome::Unreadable("killed while stopped");
+            return StopOutcome::Unreadable("killed while stopped");
         };
         let (registers, tracer_cpu) = (&mut self.registers, &self.tracer_cpu);
         request.read(thread, process.is_of_32_bits(), registers, tracer_cpu, seen_ns, capture)
@@ -263,7 +269,7 @@ impl LinuxTarget {
     /// Delivers a signal, or lets a stop by job control end. The kernel wakes a traced thread even for a
     /// signal that its process ignores, SIGCONT among them, so a call that fails with EINTR is then repaired
     /// as after our own stops.
-    fn pass_on(&mut self, mut stopped: StoppedThread) {
+    fn deliver_signal(&mut self, mut stopped: StoppedThread) {
         let tid = stopped.tid();
         // Job control interrupted that call, as it would without a tracer.
         let of_job_control =

@@ -53,7 +53,7 @@ impl TracedProcess {
     pub(super) fn new(pid: pid_t, process: Process) -> TracedProcess {
         TracedProcess {
             pid,
-            memory_of: threads::living(pid).unwrap_or(pid),
+            memory_of: threads::living_thread(pid).unwrap_or(pid),
             process,
             threads: HashSet::new(),
             maps: Maps::default(),
@@ -103,12 +103,12 @@ impl TracedProcess {
 
     /// Reads the description again after its threads were seized: no event reports an exec between the first
     /// description and the seizing.
-    pub(super) fn learn_again(&mut self) {
+    pub(super) fn reread_description(&mut self) {
         let why = std::mem::take(&mut self.process.backend_why);
         self.process = Process { backend_why: why, ..describe::describe(self.pid) };
         self.start_stack = threads::start_stack(self.pid);
         self.start_path = StartPath::default();
-        self.memory_of = threads::living(self.pid).unwrap_or(self.pid);
+        self.memory_of = threads::living_thread(self.pid).unwrap_or(self.pid);
     }
 
     /// Replaces the description.
@@ -174,7 +174,7 @@ impl TracedProcess {
     }
 
     /// Records the CPU time of the exited process before it is reaped: its clock exists until then.
-    pub(super) fn keep_cpu_time(&mut self) {
+    pub(super) fn save_cpu_time(&mut self) {
         self.used_ns = process_cpu_ns(self.pid);
     }
 
@@ -283,7 +283,7 @@ mod tests {
         // Moving mappings settle some time later.
         let until = Instant::now() + Duration::from_secs(60);
         loop {
-            traced.learn_again();
+            traced.reread_description();
             if traced.mappings(&mut mappings).is_ok_and(|()| !mappings.is_empty()) {
                 break;
             }

@@ -144,7 +144,7 @@ impl Tracees {
     /// tid was reused.
     pub(super) fn lives(&self, pid: pid_t) -> bool {
         let is_another = self.threads.get(&pid).is_some_and(|first| first.cpu_ns().is_none());
-        !is_another && threads::living(pid).is_some()
+        !is_another && threads::living_thread(pid).is_some()
     }
 
     /// Polls a thread at `now_ns`.
@@ -193,7 +193,7 @@ impl Tracees {
     /// process, or the first one of a new process.
     pub(super) fn adopt_new(&mut self, tid: pid_t, sp: Option<Avma>) -> NewThread {
         let announced = self.announced.remove(&tid);
-        let Some((pid, parent)) = threads::belongs_to(tid) else { return NewThread::Unknown };
+        let Some((pid, parent)) = threads::tgid_and_ppid(tid) else { return NewThread::Unknown };
         let is_thread = pid != tid || self.process(pid).is_some();
         let stack_top = if is_thread {
             sp
@@ -259,7 +259,7 @@ impl Tracees {
     /// Drops an exited thread before it is reaped. Returns its CPU time, nanoseconds.
     pub(super) fn thread_exited(&mut self, tid: pid_t) -> Option<u64> {
         if let Some(process) = self.processes.get_mut(&tid) {
-            process.keep_cpu_time();
+            process.save_cpu_time();
         }
         self.announced.remove(&tid);
         let thread = self.threads.remove(&tid)?;

@@ -48,17 +48,20 @@ fn a_thread_dies_between_interrupt_and_capture() {
 #[test]
 fn a_stack_can_end_early_or_be_unreadable() {
     let (_, event, capture, _, _) = first_stop(FaultKind::ShortStack { bytes: 20 });
-    assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(event, Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(capture.stack.len(), RED_ZONE_BYTES as usize + 20);
     let (_, event, _, target, _) = first_stop(FaultKind::Unreadable);
-    assert!(matches!(event, Ok(TargetEvent::Stopped { thread: LEADER, outcome: Outcome::Unreadable(_) })));
+    assert!(matches!(
+        event,
+        Ok(TargetEvent::Stopped { thread: LEADER, outcome: StopOutcome::Unreadable(_) })
+    ));
     assert_eq!(target.ledger().captures(), 0);
 }
 
 #[test]
 fn a_stop_can_take_very_long() {
     let (_, event, capture, target, _) = first_stop(FaultKind::LongStop { pause_ns: 50 * MS });
-    assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(event, Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(capture.pause_ns, 50 * MS + 2_000);
     assert_eq!(target.ledger().longest_stop_ns(), 50 * MS);
 }
@@ -66,7 +69,7 @@ fn a_stop_can_take_very_long() {
 #[test]
 fn the_clock_can_jump_while_the_target_runs() {
     let (_, event, capture, mut target, clock) = first_stop(FaultKind::ClockJump { by_ns: 30 * MS });
-    assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(event, Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(capture.pause_ns, 10_000);
     assert_eq!(clock.now_ns(), 31 * MS + 10_000);
     target.poll(LEADER).expect("alive");
@@ -103,7 +106,7 @@ fn the_process_can_exec_within_a_tick_even_with_a_stopped_leader() {
     assert_eq!(target.ledger().stopped(), 1);
     target.interrupt(SECOND_THREAD, STACK_BYTES, false).expect("alive until the leader goes on");
     let seen = events(&mut target, 2 * MS);
-    assert_eq!(seen[0], stopped(LEADER, Outcome::Captured));
+    assert_eq!(seen[0], stopped(LEADER, StopOutcome::Captured));
     assert!(
         seen.iter().any(|event| matches!(event, TargetEvent::ThreadExited { thread: SECOND_THREAD, .. }))
     );
@@ -120,7 +123,7 @@ fn the_process_can_exec_within_a_tick_even_with_a_stopped_leader() {
         Ok(TargetEvent::ThreadExited { thread: SECOND_THREAD, .. })
     ));
     assert!(matches!(target.next(MS, &mut capture), Ok(TargetEvent::Exec { .. })));
-    assert_eq!(target.next(MS, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(target.next(MS, &mut capture), Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(target.ledger().last_capture().expect("captured").names, ["g0"]);
 }
 
@@ -200,7 +203,8 @@ fn a_fault_is_limited_to_its_time_thread_order_and_count() {
         for thread in [LEADER, SECOND_THREAD] {
             target.interrupt(thread, STACK_BYTES, false).expect("alive");
             let event = target.next(SECOND, &mut capture);
-            outcomes.push(matches!(event, Ok(TargetEvent::Stopped { outcome: Outcome::Unreadable(_), .. })));
+            outcomes
+                .push(matches!(event, Ok(TargetEvent::Stopped { outcome: StopOutcome::Unreadable(_), .. })));
         }
     }
     assert_eq!(outcomes, [false, false, false, false, true, false, true, false, false, false]);

@@ -13,7 +13,7 @@ use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::arch::{Aarch64, RED_ZONE_BYTES, Registers, X86_64};
 use crate::clock::{Clock, FakeClock};
-use crate::sources::{Activity, Capture, ExitStatus, Fault, Outcome, Target, TargetEvent, ThreadId};
+use crate::sources::{Activity, Capture, ExitStatus, Fault, StopOutcome, Target, TargetEvent, ThreadId};
 
 use super::*;
 
@@ -69,7 +69,7 @@ pub(super) fn events(target: &mut SimTarget, until_ns: u64) -> Vec<TargetEvent> 
     events
 }
 
-pub(super) fn stopped(thread: ThreadId, outcome: Outcome) -> TargetEvent {
+pub(super) fn stopped(thread: ThreadId, outcome: StopOutcome) -> TargetEvent {
     TargetEvent::Stopped { thread, outcome }
 }
 
@@ -115,7 +115,7 @@ pub(super) fn sample(
                 Ok(event) => {
                     seen.trace.push(format!("{} {event:?}", clock.now_ns()));
                     match event {
-                        TargetEvent::Stopped { thread, outcome: Outcome::Captured } => {
+                        TargetEvent::Stopped { thread, outcome: StopOutcome::Captured } => {
                             seen.captures += 1;
                             check(target, thread, &capture);
                         }

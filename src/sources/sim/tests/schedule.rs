@@ -53,7 +53,7 @@ fn a_running_thread_stops_after_the_latency_pauses_and_is_exact_afterwards() {
     clock.advance_to(MS);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     target.interrupt(LEADER, STACK_BYTES, false).expect("asking twice does nothing");
-    assert_eq!(target.next(2 * MS, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(target.next(2 * MS, &mut capture), Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(clock.now_ns(), MS + 2_000 + 8_000);
     assert_eq!(capture.pause_ns, 10_000);
     assert_eq!(target.next(2 * MS, &mut capture), Ok(TargetEvent::Timeout));
@@ -76,11 +76,11 @@ fn a_stop_of_a_thread_without_a_cpu_waits_for_its_turn_and_delays_no_other() {
     assert_eq!(target.next(2 * MS, &mut capture), Ok(TargetEvent::Timeout));
     assert_eq!(target.ledger().stops(), 0);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, StopOutcome::Captured)));
     let leader_ns = clock.now_ns();
     assert_eq!(leader_ns, 2 * MS + 10_000, "not delayed by the other's pending stop");
     // The CPU was free for a moment, so the other thread was scheduled, and stopped, before its slice.
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(SECOND_THREAD, Outcome::Captured)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(SECOND_THREAD, StopOutcome::Captured)));
     assert!(capture.pause_ns < 20_000, "the wait for a CPU is not a pause: {}", capture.pause_ns);
     assert_eq!(target.truth().values().sum::<u64>() + target.ledger().idle_cpu_ns(), clock.now_ns());
     assert_eq!(target.ledger().interrupted_waiting(), 0);
@@ -106,15 +106,15 @@ fn a_waiting_thread_is_interrupted_at_once_and_counted() {
     let config = process(Arch::X86_64, 1, vec![vec![wait(10, &[0, 1]), run(10, &[0])]]);
     let (mut target, clock, mut capture) = start(&config);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::BeganToWait)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, StopOutcome::BeganToWait)));
     assert_eq!(target.ledger().interrupted_waiting(), 1);
     assert_eq!(target.ledger().captures(), 0);
     target.interrupt(LEADER, STACK_BYTES, true).expect("alive");
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(target.ledger().last_capture().expect("captured").names, ["f0", "f1"]);
     let first = capture.clone();
     target.interrupt(LEADER, STACK_BYTES, true).expect("alive");
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(
         (first.registers, first.stack),
         (capture.registers, capture.stack.clone()),
@@ -131,7 +131,7 @@ fn a_thread_that_begins_to_wait_before_the_stop_is_released_without_a_capture() 
     let (mut target, clock, mut capture) = start(&config);
     clock.advance_to(MS - 1_000);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::BeganToWait)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, StopOutcome::BeganToWait)));
     assert_eq!(target.ledger().interrupted_waiting(), 0, "it ran when it was asked");
     assert_eq!(target.poll(LEADER).map(|status| status.activity), Ok(Activity::Waiting));
 }
@@ -235,7 +235,7 @@ fn an_exec_leaves_one_thread_with_new_images_and_a_new_stack() {
     assert!(matches!(seen[1], TargetEvent::Exec { thread: LEADER, stack_top: Some(_) }));
     assert_eq!(paths(&mut target), ["/sim/next"]);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, StopOutcome::Captured)));
     assert_eq!(target.ledger().last_capture().expect("captured").names, ["g0", "g1"]);
     assert_eq!(target.poll(LEADER).expect("alive").cpu_ns, clock.now_ns() - 8_000, "CPU time goes on");
 }

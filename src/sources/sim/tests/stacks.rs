@@ -6,7 +6,7 @@ fn capture_of(config: &SimConfig, stack_bytes: usize) -> (SimTarget, Capture) {
     let (mut target, clock, mut capture) = start(config);
     clock.advance_to(MS);
     target.interrupt(LEADER, stack_bytes, false).expect("alive");
-    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, StopOutcome::Captured)));
     (target, capture)
 }
 

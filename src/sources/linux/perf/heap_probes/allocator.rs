@@ -6,16 +6,16 @@
 
 use crate::binary::elf::{Elf, entries};
 use crate::binary::{ImageBytes, Mapping, MappingKind};
-use crate::sources::allocator::Role;
+use crate::sources::allocator::AllocatorRole;
 
 /// Allocator functions, by their C names.
-const FUNCTIONS: [(&str, Role); 6] = [
-    ("malloc", Role::Allocate { bytes: 0 }),
-    ("calloc", Role::AllocateItems { count: 0, bytes: 1 }),
-    ("realloc", Role::Reallocate { block: 0, bytes: 1 }),
-    ("memalign", Role::Allocate { bytes: 1 }),
-    ("aligned_alloc", Role::Allocate { bytes: 1 }),
-    ("free", Role::Free { block: 0 }),
+const FUNCTIONS: [(&str, AllocatorRole); 6] = [
+    ("malloc", AllocatorRole::Allocate { bytes: 0 }),
+    ("calloc", AllocatorRole::AllocateItems { count: 0, bytes: 1 }),
+    ("realloc", AllocatorRole::Reallocate { block: 0, bytes: 1 }),
+    ("memalign", AllocatorRole::Allocate { bytes: 1 }),
+    ("aligned_alloc", AllocatorRole::Allocate { bytes: 1 }),
+    ("free", AllocatorRole::Free { block: 0 }),
 ];
 
 /// Functions without which blocks would appear or disappear unseen.
@@ -27,7 +27,7 @@ const C_LIBRARIES: [&str; 3] = ["libc.so", "libc-", "ld-musl"];
 /// A function of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AllocatorFunction {
-    pub(super) role: Role,
+    pub(super) role: AllocatorRole,
     /// File offset of its first instruction.
     pub(super) file_offset: u64,
     pub(super) bytes: u64,
@@ -141,7 +141,8 @@ mod tests {
 
     #[test]
     fn code_of_the_functions_is_distinguished_from_other_code() {
-        let function = AllocatorFunction { role: Role::Free { block: 0 }, file_offset: 0x40, bytes: 0x20 };
+        let function =
+            AllocatorFunction { role: AllocatorRole::Free { block: 0 }, file_offset: 0x40, bytes: 0x20 };
         let allocator = Allocator { mapping: mapping("/lib/libc.so.6", 2), functions: vec![function] };
         let inside = [0x203f, 0x2040, 0x205f, 0x2060, 0x40].map(|avma| allocator.contains(avma));
         assert_eq!(inside, [false, true, true, false, false]);

@@ -32,7 +32,7 @@ use super::events::cpus::possible_cpu_count;
 use crate::arch::Registers;
 use crate::binary::Mapping;
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::sources::allocator::Role;
+use crate::sources::allocator::AllocatorRole;
 use crate::sources::linux::images::Maps;
 use crate::sources::{Capture, ThreadId};
 use allocator::Allocator;
@@ -144,7 +144,7 @@ impl HeapProbes {
         let file = probe::mapped_file(pid, &opened.allocator.mapping);
         for function in &opened.allocator.functions {
             let entry = programs::at_entry(function.role, shared);
-            if !matches!(function.role, Role::Free { .. }) {
+            if !matches!(function.role, AllocatorRole::Free { .. }) {
                 let at_return = programs::at_return(shared);
                 opened.probes.push(Probe::set(pid, &file, function.file_offset, true, &at_return)?);
             }

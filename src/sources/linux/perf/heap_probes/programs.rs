@@ -14,7 +14,7 @@ use super::super::bpf::instructions::{
 };
 use super::super::bpf::memory_copies::CopyProgram;
 use super::thread_registers::{self, RESULT_OFFSET, SP_OFFSET, argument_offset};
-use crate::sources::allocator::Role;
+use crate::sources::allocator::AllocatorRole;
 
 /// Number of random intervals for programs to choose from: a power of two.
 pub(super) const INTERVALS: usize = 4096;
@@ -217,22 +217,22 @@ impl Builder {
 }
 
 /// The program at the entry of a function.
-pub(super) fn at_entry(role: Role, shared: Shared) -> Vec<u64> {
+pub(super) fn at_entry(role: AllocatorRole, shared: Shared) -> Vec<u64> {
     let mut builder = Builder::new(shared, ENTRIES);
     let argument = |register: u8, number: usize| op(LOAD_DOUBLE, register, 6, argument_offset(number), 0);
     let bytes = match role {
-        Role::Free { block } => {
+        AllocatorRole::Free { block } => {
             builder.free(block);
             return builder.end();
         }
-        Role::Reallocate { block, bytes } => {
+        AllocatorRole::Reallocate { block, bytes } => {
             builder.free(block);
             bytes
         }
-        Role::Allocate { bytes } | Role::AllocateItems { bytes, .. } => bytes,
+        AllocatorRole::Allocate { bytes } | AllocatorRole::AllocateItems { bytes, .. } => bytes,
     };
     builder.program.extend([argument(7, bytes)]);
-    if let Role::AllocateItems { count, .. } = role {
+    if let AllocatorRole::AllocateItems { count, .. } = role {
         builder.program.extend([argument(1, count), op(MULTIPLY_REGISTER, 7, 1, 0, 0)]);
     }
     builder.sample();
@@ -311,12 +311,12 @@ mod tests {
         words.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
-    fn call(machine: &mut Machine, role: Role, arguments: &[u64]) {
+    fn call(machine: &mut Machine, role: AllocatorRole, arguments: &[u64]) {
         machine.context = context(arguments, 0);
         assert_eq!(machine.run(&at_entry(role, SHARED)), 0, "no other record is made");
     }
 
-    fn call_and_return(machine: &mut Machine, role: Role, arguments: &[u64], result: u64) {
+    fn call_and_return(machine: &mut Machine, role: AllocatorRole, arguments: &[u64], result: u64) {
         call(machine, role, arguments);
         machine.context = context(&[], result);
         assert_eq!(machine.run(&at_return(SHARED)), 0);
@@ -331,24 +331,29 @@ mod tests {
     #[test]
     fn each_function_is_recorded_by_its_role() {
         let mut machine = machine(1);
-        call_and_return(&mut machine, Role::Allocate { bytes: 0 }, &[100], 0x5000);
+        call_and_return(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100], 0x5000);
         assert_eq!(records(&mut machine), [(CALLED, 0, 100), (RETURNED, 0x5000, 100)]);
-        call_and_return(&mut machine, Role::AllocateItems { count: 0, bytes: 1 }, &[3, 50], 0x6000);
+        call_and_return(&mut machine, AllocatorRole::AllocateItems { count: 0, bytes: 1 }, &[3, 50], 0x6000);
         assert_eq!(records(&mut machine), [(CALLED, 0, 150), (RETURNED, 0x6000, 150)]);
-        call_and_return(&mut machine, Role::Reallocate { block: 0, bytes: 1 }, &[0x5000, 200], 0x7000);
+        call_and_return(
+            &mut machine,
+            AllocatorRole::Reallocate { block: 0, bytes: 1 },
+            &[0x5000, 200],
+            0x7000,
+        );
         assert_eq!(records(&mut machine), [(FREED, 0x5000, 0), (CALLED, 0, 200), (RETURNED, 0x7000, 200)]);
-        call(&mut machine, Role::Free { block: 0 }, &[0x6000]);
-        call(&mut machine, Role::Free { block: 0 }, &[0x6000]);
-        call(&mut machine, Role::Free { block: 0 }, &[0]);
+        call(&mut machine, AllocatorRole::Free { block: 0 }, &[0x6000]);
+        call(&mut machine, AllocatorRole::Free { block: 0 }, &[0x6000]);
+        call(&mut machine, AllocatorRole::Free { block: 0 }, &[0]);
         assert_eq!(records(&mut machine), [(FREED, 0x6000, 0)], "a block that was sampled, once");
-        call_and_return(&mut machine, Role::Allocate { bytes: 0 }, &[100], 0);
+        call_and_return(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100], 0);
         assert_eq!(records(&mut machine), [(CALLED, 0, 100)], "there was no memory");
     }
 
     #[test]
     fn the_stack_is_recorded_up_to_its_end() {
         let mut machine = machine(1);
-        call(&mut machine, Role::Allocate { bytes: 0 }, &[100]);
+        call(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100]);
         let record = machine.records.pop().unwrap_or_default();
         let header = Header::read(&record).map(|header| header.stack_bytes);
         // 4,096 + 512 + 256 + 128 of 5,000.
@@ -360,7 +365,7 @@ mod tests {
     fn records_without_room_are_counted() {
         let mut machine = machine(1);
         machine.room = 0;
-        call_and_return(&mut machine, Role::Allocate { bytes: 0 }, &[100], 0x5000);
+        call_and_return(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100], 0x5000);
         let state = &machine.lists[0].2;
         assert_eq!((state[ENTRIES as usize], state[RETURNS as usize], state[LOST as usize]), (1, 1, 2));
     }
@@ -371,7 +376,7 @@ mod tests {
         let (mut samples, mut bytes) = (0.0, 0);
         for round in 0..20_000u64 {
             let size = 16 + round * 7919 % 4000;
-            call(&mut machine, Role::Allocate { bytes: 0 }, &[size]);
+            call(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[size]);
             bytes += size;
             for (_, _, size) in records(&mut machine) {
                 samples += size as f64 / (1.0 - (-(size as f64) / 4096.0).exp());

@@ -44,7 +44,7 @@ impl ProcessImages {
     pub(super) fn new(pid: pid_t, files: Arc<TargetFiles>) -> ProcessImages {
         ProcessImages {
             pid,
-            memory_of: threads::living(pid).unwrap_or(pid),
+            memory_of: threads::living_thread(pid).unwrap_or(pid),
             maps: Maps::default(),
             start_path: StartPath::default(),
             files,

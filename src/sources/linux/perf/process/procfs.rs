@@ -88,7 +88,7 @@ impl Procfs for SystemProcfs {
     }
 
     fn is_alive(&self, pid: pid_t) -> bool {
-        threads::living(pid).is_some()
+        threads::living_thread(pid).is_some()
     }
 }
 

@@ -11,13 +11,13 @@ use libc::pid_t;
 use super::{cgroup, proc, threads};
 
 /// More CPU time than a thread needs to stop again.
-const STAND_NS_MAX: u64 = 1_000_000;
+const STOPPED_CPU_NS_MAX: u64 = 1_000_000;
 /// Longest wait for a thread that gets no CPU.
-const STAND_WAIT: Duration = Duration::from_secs(10);
+const CPU_WAIT: Duration = Duration::from_secs(10);
 
 /// The reason why no thread of a process can run, and the next step; `None` if there is none known.
 #[must_use]
-pub fn why_it_stands(pid: u32) -> Option<String> {
+pub fn why_not_running(pid: u32) -> Option<String> {
     let pid = pid_t::try_from(pid).ok()?;
     let stat = |tid: pid_t| fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok();
     let states = threads::list(pid).ok()?.into_iter().filter_map(|tid| proc::stat_state(&stat(tid)?));
@@ -32,7 +32,7 @@ pub fn why_it_stands(pid: u32) -> Option<String> {
         let status = String::from_utf8_lossy(&status);
         let tracer: pid_t = proc::status_value(&status, "TracerPid")?.parse().ok()?;
         let name = threads::name(tracer, tracer).map(|name| format!(" ({name})")).unwrap_or_default();
-        return Some(format!("pid {tracer}{name} traces it and has stopped it; let it go on there"));
+        return Some(format!("pid {tracer}{name} traces it and has stopped it; continue it there"));
     }
     if let Some(why) = why_frozen(pid) {
         return Some(why);
@@ -43,24 +43,24 @@ pub fn why_it_stands(pid: u32) -> Option<String> {
     })
 }
 
-/// [`why_it_stands`] for a process that was just released: a stopped thread runs once more to stop again,
+/// [`why_not_running`] for a process that was just released: a stopped thread runs once more to stop again,
 /// possibly late on a busy machine. A running thread ends the wait by its CPU time.
 #[must_use]
-pub fn why_it_stands_again(pid: u32) -> Option<String> {
+pub fn why_still_not_running(pid: u32) -> Option<String> {
     let tids = threads::list(pid_t::try_from(pid).ok()?).ok()?;
     let read = |tid: &pid_t, name: &str| fs::read(format!("/proc/{pid}/task/{tid}/{name}"));
     let is_ready = |tid: &pid_t| read(tid, "stat").is_ok_and(|stat| proc::stat_state(&stat) == Some(b'R'));
     let used_ns = |tid: &pid_t| Some(proc::schedstat(&read(tid, "schedstat").ok()?)?.cpu_ns);
     let begun_ns: Vec<Option<u64>> = tids.iter().map(used_ns).collect();
-    let about_to_stand = |(tid, begun_ns): (&pid_t, &Option<u64>)| {
+    let about_to_stop = |(tid, begun_ns): (&pid_t, &Option<u64>)| {
         let used_ns = begun_ns.and_then(|begun_ns| used_ns(tid)?.checked_sub(begun_ns));
-        is_ready(tid) && used_ns.is_some_and(|used_ns| used_ns < STAND_NS_MAX)
+        is_ready(tid) && used_ns.is_some_and(|used_ns| used_ns < STOPPED_CPU_NS_MAX)
     };
     let begun = Instant::now();
-    while begun.elapsed() < STAND_WAIT && tids.iter().zip(&begun_ns).any(about_to_stand) {
+    while begun.elapsed() < CPU_WAIT && tids.iter().zip(&begun_ns).any(about_to_stop) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    why_it_stands(pid)
+    why_not_running(pid)
 }
 
 /// The frozen control group, and the next step; `None` if the process may run.
@@ -122,9 +122,9 @@ mod tests {
     }
 
     #[test]
-    fn a_running_process_is_not_at_a_standstill() {
-        assert_eq!(why_it_stands(std::process::id()), None);
-        assert_eq!(why_it_stands_again(std::process::id()), None);
-        assert_eq!(why_it_stands(u32::MAX).or_else(|| why_it_stands_again(u32::MAX)), None);
+    fn a_running_process_has_no_reason() {
+        assert_eq!(why_not_running(std::process::id()), None);
+        assert_eq!(why_still_not_running(std::process::id()), None);
+        assert_eq!(why_not_running(u32::MAX).or_else(|| why_still_not_running(u32::MAX)), None);
     }
 }
