@@ -69,11 +69,20 @@ pub(super) fn figures(recording: &Recording, values: &HeapValues) -> HeapFigures
 
 /// The quantity in pictures, for their headings: `12.3 MB in use at the end`.
 pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
-    let total = values.total(heap.shown);
-    let moment = moment(heap);
-    match heap.shown {
-        ValueKind::InuseSpace => format!("{} in use {moment}", bytes(total)),
-        ValueKind::InuseObjects => format!("{} in use {moment}", plural(total, "allocation")),
+    quantity(heap.shown, values.total(heap.shown), &format!(" {}", moment(heap)))
+}
+
+/// The quantity of a saved heap profile; `None` of another one.
+pub(super) fn counted_in(saved: &SavedProfile, total: u64) -> Option<String> {
+    let kind = ValueKind::from_name(saved.about.value_type.as_deref()?)?;
+    Some(quantity(kind, total, if saved.about.is_peak { " at the peak" } else { "" }))
+}
+
+/// `moment`: when it is in use, after a blank.
+fn quantity(kind: ValueKind, total: u64, moment: &str) -> String {
+    match kind {
+        ValueKind::InuseSpace => format!("{} in use{moment}", bytes(total)),
+        ValueKind::InuseObjects => format!("{} in use{moment}", plural(total, "allocation")),
         ValueKind::AllocSpace => format!("{} allocated in all", bytes(total)),
         ValueKind::AllocObjects => plural(total, "allocation"),
         ValueKind::ChurnSpace => format!("{} freed within 1 ms", bytes(total)),

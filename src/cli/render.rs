@@ -182,6 +182,9 @@ fn nothing_left(saved: &SavedProfile, options: &[(&str, &Patterns); 4], left: Re
 
 /// `3 samples`, or another unit that the profile counts.
 fn counted(saved: &SavedProfile, count: u64) -> String {
+    if let Some(heap) = super::heap::counted_in(saved, count) {
+        return heap;
+    }
     match saved.about.unit.strip_suffix('s') {
         Some(unit) => plural(count, unit),
         None => format!("{count} {}", saved.about.unit),

@@ -147,6 +147,12 @@ fn the_peak_has_blocks_that_were_freed_later() {
     // The block that another thread frees at the end is there, and all leaks.
     assert_eq!(below(&saved, "xmalloc"), 10_000 + 1000 + 528, "{}", text(&output.stderr));
     assert_eq!(below(&saved, "churn"), 0);
+    let render = |value_type| {
+        let words = ["render", "a.pb.gz", "-o", "b.svg", "--type", value_type];
+        text(&stackprof().current_dir(place.dir.path()).args(words).output().unwrap().stderr)
+    };
+    assert!(render("inuse_space").contains("KiB in use at the peak in "), "{}", render("inuse_space"));
+    assert!(render("alloc_objects").contains(" allocations in "), "{}", render("alloc_objects"));
 }
 
 #[test]
