@@ -42,6 +42,16 @@ struct LiveBlock {
     at_ns: u64,
 }
 
+/// A free that can be undone.
+#[derive(Clone, Copy, Debug)]
+struct RecentFree {
+    process: u32,
+    /// Address of the block (Avma).
+    block: u64,
+    live: LiveBlock,
+    is_churn: bool,
+}
+
 /// Counts of events, and of inconsistent ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -106,8 +116,8 @@ pub struct HeapModel {
     /// By process, by address.
     live: HashMap<u32, HashMap<u64, LiveBlock>>,
     nodes: Vec<NodeSums>,
-    /// The most recent frees, with process and address.
-    freed: VecDeque<(u32, u64, LiveBlock, bool)>,
+    /// The most recent frees.
+    freed: VecDeque<RecentFree>,
     live_bytes: u64,
     peak_bytes: u64,
     /// Number of peaks: each time that more was live than before.
@@ -181,29 +191,27 @@ impl HeapModel {
                 1;
             return;
         };
-        self.counters.frees += 1;
-        let is_churn = self.remove_from_live(live, Some(at_ns));
-        self.record_history(live.node, at_ns);
-        if self.freed.len() == FREES_KEPT {
-            self.freed.pop_front();
-        }
-        self.freed.push_back((process, block, live, is_churn));
+        self.end_life(process, block, live, at_ns);
     }
 
-    /// Frees a part of a sampled allocation of a process.
+    /// Frees a part of a sampled allocation of a process, or all of it if that is not more than `by_bytes`; nothing if it
+    /// was freed before: threads that unmap the last parts of a mapping at once report its end each.
     pub fn shrink(&mut self, process: u32, block: u64, by_bytes: u64, at_ns: u64) {
         let Some(live) = self.take_block(process, block) else { return };
-        self.remove_from_live(live, None);
         let rest_bytes = live.rest_bytes.saturating_sub(by_bytes);
+        if rest_bytes == 0 {
+            return self.end_life(process, block, live, at_ns);
+        }
+        self.remove_from_live(live, None);
         self.insert_live(process, block, LiveBlock { rest_bytes, ..live });
         self.record_history(live.node, at_ns);
     }
 
     /// Undoes the last free of this address.
     pub fn restore(&mut self, process: u32, block: u64) {
-        let is_it = |(of, at, ..): &(u32, u64, LiveBlock, bool)| (*of, *at) == (process, block);
+        let is_it = |free: &RecentFree| (free.process, free.block) == (process, block);
         let Some(index) = self.freed.iter().rposition(is_it) else { return };
-        let Some((_, _, live, is_churn)) = self.freed.remove(index) else { return };
+        let Some(RecentFree { live, is_churn, .. }) = self.freed.remove(index) else { return };
         if let Some(before) = self.take_block(process, block) {
             // The block cannot belong to anyone else.
             self.counters.frees_missing += 1;
@@ -321,6 +329,17 @@ impl HeapModel {
             self.peak_number += 1;
             self.peak_at_ns = at_ns;
         }
+    }
+
+    /// Handles the free of a block that was taken out of the table.
+    fn end_life(&mut self, process: u32, block: u64, live: LiveBlock, at_ns: u64) {
+        self.counters.frees += 1;
+        let is_churn = self.remove_from_live(live, Some(at_ns));
+        self.record_history(live.node, at_ns);
+        if self.freed.len() == FREES_KEPT {
+            self.freed.pop_front();
+        }
+        self.freed.push_back(RecentFree { process, block, live, is_churn });
     }
 
     /// Records a node's bytes in use in the history.

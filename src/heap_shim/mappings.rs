@@ -13,6 +13,8 @@ pub const PARTS: usize = 1 << 16;
 pub struct MappingTable {
     /// Parts from this index on were never used.
     end: AtomicUsize,
+    /// How often a part was split.
+    splits: AtomicUsize,
     parts: [MappingPart; PARTS],
 }
 
@@ -76,8 +78,9 @@ impl MappingTable {
         false
     }
 
-    /// Locks the parts in a range for the call with this token, which is above `USED`. `wait` is called while another
-    /// call has locked one; if it returns false, that part is given up.
+    /// Locks what the table has of a range for the call with this token, which is above `USED`: parts that reach out of
+    /// the range are split, so that others can unmap the rest. `wait` is called while another call has locked a part
+    /// of the range; if it returns false, that part is given up.
     pub fn lock_range(
         &self,
         begin: u64,
@@ -86,27 +89,57 @@ impl MappingTable {
         mut wait: impl FnMut() -> bool,
     ) -> LockedParts {
         let mut locked = LockedParts { any: false, gave_up: false };
-        for part in self.used() {
-            let mut spins = 0;
-            while part.is_in(begin, end) {
-                match part.state.compare_exchange(USED, token, Ordering::Acquire, Ordering::Acquire) {
-                    Ok(_) if part.is_in(begin, end) => {
-                        locked.any = true;
-                        break;
+        loop {
+            let mut splits = self.splits.load(Ordering::SeqCst);
+            for part in self.used() {
+                let mut spins = 0;
+                while part.is_in(begin, end) {
+                    match part.state.compare_exchange(USED, token, Ordering::Acquire, Ordering::Acquire) {
+                        Ok(_) if part.is_in(begin, end) => {
+                            locked.any = true;
+                            splits += self.split(part, begin, end);
+                            break;
+                        }
+                        Ok(_) => part.state.store(USED, Ordering::Release),
+                        Err(state) if state == FREE || state == token => break,
+                        Err(_) if spins < SPINS_MAX => spins += 1,
+                        Err(_) if wait() => {}
+                        Err(_) => {
+                            locked.gave_up = true;
+                            break;
+                        }
                     }
-                    Ok(_) => part.state.store(USED, Ordering::Release),
-                    Err(state) if state == FREE || state == token => break,
-                    Err(_) if spins < SPINS_MAX => spins += 1,
-                    Err(_) if wait() => {}
-                    Err(_) => {
-                        locked.gave_up = true;
-                        break;
-                    }
+                    core::hint::spin_loop();
                 }
-                core::hint::spin_loop();
+            }
+            // A part that another call has split off may lie before those that were looked at.
+            if locked.gave_up || self.splits.load(Ordering::SeqCst) == splits {
+                return locked;
             }
         }
-        locked
+    }
+
+    /// Splits off what a locked part has outside of a range; returns the number of splits. Without room in the table,
+    /// it stays in the part.
+    fn split(&self, part: &MappingPart, begin: u64, end: u64) -> usize {
+        let block = part.block.load(Ordering::Relaxed);
+        let (from, to) = part.range();
+        // Both have the range for a moment: nobody misses it.
+        let is_split = |is_needed: bool, begin: u64, end: u64| {
+            let is_split = is_needed && self.add(block, begin, end);
+            self.splits.fetch_add(usize::from(is_split), Ordering::SeqCst);
+            is_split
+        };
+        let mut splits = 0;
+        if is_split(from < begin, from, begin) {
+            part.begin.store(begin, Ordering::Release);
+            splits += 1;
+        }
+        if is_split(end < to, end, to) {
+            part.end.store(end, Ordering::Release);
+            splits += 1;
+        }
+        splits
     }
 
     /// Unlocks the parts that a call has locked.
@@ -114,8 +147,8 @@ impl MappingTable {
         self.locked(token).for_each(|part| part.state.store(USED, Ordering::Release));
     }
 
-    /// Removes a range from the locked parts, and unlocks what is left of them. If a second remainder has no room in
-    /// the table, the hole stays in use until it is unmapped with what is around it.
+    /// Removes a range from the locked parts, and unlocks what is left of them: of parts that had no room to be split.
+    /// A hole in such a part stays in use until it is unmapped with what is around it.
     pub fn unmap(&self, begin: u64, end: u64, token: u64, mut each: impl FnMut(UnmapResult)) {
         for part in self.locked(token) {
             if !part.is_in(begin, end) {
@@ -134,7 +167,6 @@ impl MappingTable {
                 }
                 (false, true) => part.resize(end, to),
                 (true, false) => part.resize(from, begin),
-                (true, true) if self.add(block, end, to) => part.resize(from, begin),
                 (true, true) => {
                     part.resize(from, to);
                     continue;
@@ -157,7 +189,7 @@ impl MappingTable {
 
 impl MappingPart {
     fn range(&self) -> (u64, u64) {
-        (self.begin.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed))
+        (self.begin.load(Ordering::Acquire), self.end.load(Ordering::Acquire))
     }
 
     fn set_range(&self, begin: u64, end: u64) {
@@ -198,7 +230,7 @@ mod tests {
         };
         let parts: Vec<MappingPart> = (0..PARTS).map(|_| part()).collect();
         let parts: Box<[MappingPart; PARTS]> = parts.try_into().expect("as many");
-        Box::new(MappingTable { end: AtomicUsize::new(0), parts: *parts })
+        Box::new(MappingTable { end: AtomicUsize::new(0), splits: AtomicUsize::new(0), parts: *parts })
     }
 
     #[test]
@@ -253,24 +285,72 @@ mod tests {
             .expect("it does not panic");
     }
 
+    fn on_large_stack<R: Send + 'static>(test: fn() -> R) -> R {
+        let thread = std::thread::Builder::new().stack_size(16 << 20).spawn(test).expect("a thread");
+        thread.join().expect("it does not panic")
+    }
+
     #[test]
     fn a_locked_part_is_given_up_and_stays() {
-        let table = std::thread::Builder::new().stack_size(16 << 20).spawn(table).expect("a thread").join();
-        let table = table.expect("a table");
+        let table = on_large_stack(table);
         assert!(table.add(9, 10, 20));
         assert_eq!(table.lock_range(15, 16, 2, || false), LockedParts { any: true, gave_up: false });
-        assert_eq!(table.lock_range(15, 16, 3, || false), LockedParts { any: false, gave_up: true });
+        assert_eq!(table.lock_range(14, 17, 3, || false), LockedParts { any: true, gave_up: true });
         assert_eq!(table.lock_range(20, 30, 3, || false), LockedParts { any: false, gave_up: false });
+        table.unlock(3);
         // The other call ends meanwhile.
         let mut waits = 0;
         let wait = || {
             waits += 1;
-            table.unmap(10, 15, 2, |_| {});
+            table.unmap(15, 16, 2, |unmapped| {
+                assert_eq!(unmapped, UnmapResult::Part { block: 9, bytes: 1 });
+            });
             true
         };
         assert_eq!(table.lock_range(0, 30, 3, wait), LockedParts { any: true, gave_up: false });
         assert_eq!(waits, 1);
-        table.unmap(0, 30, 3, |unmapped| assert_eq!(unmapped, UnmapResult::All { block: 9 }));
+        let mut last = None;
+        table.unmap(0, 30, 3, |unmapped| last = Some(unmapped));
+        assert_eq!(last, Some(UnmapResult::All { block: 9 }));
         assert_eq!(table.lock_range(0, 30, 3, || false), LockedParts { any: false, gave_up: false });
+    }
+
+    #[test]
+    fn threads_that_unmap_parts_of_a_mapping_at_once_leave_nothing() {
+        const THREADS: u64 = 4;
+        const PAGES: u64 = 64;
+        let table = on_large_stack(table);
+        for block in 1..500 {
+            assert!(table.add(block, 0, THREADS * PAGES));
+            let freed: u64 = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..THREADS)
+                    .map(|number| {
+                        let table = &table;
+                        scope.spawn(move || {
+                            let (mut freed, token) = (0, number + 2);
+                            // Every fourth page first, so that parts are split.
+                            let pages =
+                                (0..PAGES).filter(|page| page % 4 == number).map(|page| (page, page + 1));
+                            for (begin, end) in pages.chain([(0, PAGES)]) {
+                                let at = number * PAGES;
+                                let locked = table.lock_range(at + begin, at + end, token, || {
+                                    std::thread::yield_now();
+                                    true
+                                });
+                                assert!(!locked.gave_up);
+                                table.unmap(at + begin, at + end, token, |unmapped| {
+                                    freed += u64::from(unmapped == UnmapResult::All { block });
+                                });
+                            }
+                            freed
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().expect("it does not panic")).sum()
+            });
+            // Those that unmap the last parts at once report that each.
+            assert!((1..=THREADS).contains(&freed), "{freed}");
+            assert!(!table.used().any(|part| part.state.load(Ordering::Acquire) != FREE));
+        }
     }
 }

@@ -15,7 +15,7 @@ const MAP_FIXED: usize = 0x10;
 const MAP_ANONYMOUS: usize = 0x20;
 const MREMAP_FIXED: usize = 2;
 const FAILED: usize = usize::MAX;
-/// Longest wait for another call that unmaps a part of the same mapping.
+/// Longest wait for another call that unmaps the same addresses.
 const WAIT_MAX_NS: u64 = 100_000_000;
 
 /// Number of sampled mappings.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn handle(arguments: &[usize; 6], registers: &CallerRegist
     let token = core::ptr::from_ref(&change).addr() as u64;
     let (mut is_known, mut gave_up) = (false, false);
     let mut until_ns = None;
-    // Unmapping much memory takes milliseconds.
+    // Another call unmaps the same addresses; of much memory that takes milliseconds.
     let mut wait = || {
         // The system call might be forbidden.
         if process::is_confined() {
@@ -89,7 +89,8 @@ fn parse_call(arguments: &[usize; 6], index: usize) -> Option<Change> {
     let [address, size, third, fourth, fifth, _] = *arguments;
     let range = |begin: usize, size: usize| {
         let (begin, size) = (begin as u64, pages(size as u64));
-        (begin, begin.saturating_add(size))
+        // The call fails.
+        if begin % system::page_size() != 0 { NOTHING } else { (begin, begin.saturating_add(size)) }
     };
     match index {
         libc_function::MUNMAP => Some(Change { unmapped: [range(address, size), NOTHING], mapped: None }),
@@ -134,11 +135,12 @@ fn record_mapped(
 
 fn record_unmapped(thread: Thread, unmapped: UnmapResult) {
     let Some(ring) = process::ring() else { return };
-    match unmapped {
-        UnmapResult::All { block } => sample::push(&ring, thread, block, Kind::Free, 0),
+    let (block, pages) = match unmapped {
+        // Another thread may report that, too, so it is no free, of which there is one.
+        UnmapResult::All { block } => (block, u32::MAX),
         UnmapResult::Part { block, bytes } => {
-            let pages = u32::try_from(bytes / SHRINK_PAGE).unwrap_or(u32::MAX);
-            sample::push(&ring, thread, block, Kind::Shrink, pages);
+            (block, u32::try_from(bytes / SHRINK_PAGE).unwrap_or(u32::MAX - 1))
         }
-    }
+    };
+    sample::push(&ring, thread, block, Kind::Shrink, pages);
 }

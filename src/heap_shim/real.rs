@@ -322,9 +322,7 @@ fn leave_bootstrap(old: usize, old_size: usize, size: usize) -> usize {
     let block = allocate(Function::Malloc, size, 0, 0);
     if block != 0 {
         // SAFETY: both blocks have that many bytes.
-        unsafe {
-            core::ptr::copy_nonoverlapping(old as *const u8, block as *mut u8, old_size.min(size))
-        };
+        unsafe { core::ptr::copy_nonoverlapping(old as *const u8, block as *mut u8, old_size.min(size)) };
     }
     block
 }

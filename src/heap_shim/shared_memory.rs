@@ -441,7 +441,7 @@ pub struct Free {
     pub address: u64,
     /// The thread.
     pub tid: u32,
-    /// Of [`Kind::Shrink`] the unmapped pages of [`SHRINK_PAGE`] bytes, else 0.
+    /// Of [`Kind::Shrink`] the unmapped pages of [`SHRINK_PAGE`] bytes, `u32::MAX` for all that is left; else 0.
     pub pages: u32,
 }
 

@@ -291,6 +291,20 @@ fn young_blocks_are_in_use_at_no_end() {
 }
 
 #[test]
+fn a_block_of_which_nothing_is_left_is_freed_once() {
+    let mut model = HeapModel::new(SamplingRate::new(1));
+    for block in [0x1000, 0x9000] {
+        model.allocate(1, block, 8192, 1, Some(NodeId(1)));
+        model.shrink(1, block, 4096, 2);
+        model.shrink(1, block, u64::MAX, 3);
+        model.shrink(1, block, u64::MAX, 4);
+    }
+    let values = model.values(Moment::End);
+    assert_eq!((values.total(ValueKind::InuseObjects), values.total(ValueKind::InuseSpace)), (0, 0));
+    assert_eq!(values.counters, Counters { allocations: 2, frees: 2, ..Counters::default() });
+}
+
+#[test]
 fn inconsistent_events_are_counted() {
     let mut model = HeapModel::new(SamplingRate::new(1));
     model.allocate(1, 0x10, 8, 0, Some(NodeId(1)));
