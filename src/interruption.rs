@@ -19,7 +19,7 @@ pub enum Signal {
 pub enum Phase {
     /// No recording yet, or none at all: it attaches, starts a command, or reads its inputs.
     Start,
-    /// A command was released: it may run already, or wait for the file system in its exec.
+    /// A command was released: it may run already and is sampled, or wait for the file system in its exec.
     Launch,
     /// Recording.
     Recording,
@@ -85,7 +85,7 @@ impl Interruption {
     pub fn enter(&mut self, phase: Phase) {
         match (self.phase, phase) {
             // The command receives the forwarded signal now.
-            (_, Phase::Recording) => self.limit = None,
+            (_, Phase::Recording) if !self.ending => self.limit = None,
             // Symbolication and writing end by themselves; the wait for a reader may not.
             (_, Phase::Reader) if self.limit.is_none() => {
                 self.limit = self.ended_by;
@@ -264,6 +264,13 @@ mod tests {
         interruption.enter(Phase::Recording);
         interruption.enter(Phase::Output);
         assert_eq!(interruption.limit(), None);
+        // The second of two signals limits the output, as later.
+        let mut interruption = at(Phase::Launch);
+        interruption.forward();
+        assert_eq!(interruption.receive(Terminate), Answer::Forward(Terminate));
+        assert_eq!(interruption.receive(Interrupt), Answer::EndRecording);
+        interruption.enter(Phase::Recording);
+        assert_eq!(interruption.limit(), Some(Interrupt));
     }
 
     #[test]

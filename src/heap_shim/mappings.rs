@@ -89,6 +89,9 @@ impl MappingTable {
         mut wait: impl FnMut() -> bool,
     ) -> LockedParts {
         let mut locked = LockedParts { any: false, gave_up: false };
+        if begin >= end {
+            return locked;
+        }
         loop {
             let mut splits = self.splits.load(Ordering::SeqCst);
             for part in self.used() {
@@ -163,7 +166,7 @@ impl MappingTable {
                     part.state.store(FREE, Ordering::Release);
                     // Of two threads that free the last two parts at once, at least one sees that nothing is left.
                     fence(Ordering::SeqCst);
-                    block != 0 && self.used().any(|other| other.belongs_to(block))
+                    block != 0 && self.has_part_of(block)
                 }
                 (false, true) => part.resize(end, to),
                 (true, false) => part.resize(from, begin),
@@ -174,6 +177,20 @@ impl MappingTable {
             };
             if block != 0 {
                 each(if is_rest { UnmapResult::Part { block, bytes } } else { UnmapResult::All { block } });
+            }
+        }
+    }
+
+    /// Whether a part belongs to a block.
+    fn has_part_of(&self, block: u64) -> bool {
+        loop {
+            let splits = self.splits.load(Ordering::SeqCst);
+            if self.used().any(|part| part.belongs_to(block)) {
+                return true;
+            }
+            // A part that was split off may lie before those that were looked at.
+            if self.splits.load(Ordering::SeqCst) == splits {
+                return false;
             }
         }
     }
@@ -296,7 +313,10 @@ mod tests {
         assert!(table.add(9, 10, 20));
         assert_eq!(table.lock_range(15, 16, 2, || false), LockedParts { any: true, gave_up: false });
         assert_eq!(table.lock_range(14, 17, 3, || false), LockedParts { any: true, gave_up: true });
-        assert_eq!(table.lock_range(20, 30, 3, || false), LockedParts { any: false, gave_up: false });
+        for (begin, end) in [(20, 30), (12, 12), (13, 12)] {
+            let nothing = LockedParts { any: false, gave_up: false };
+            assert_eq!(table.lock_range(begin, end, 4, || false), nothing);
+        }
         table.unlock(3);
         // The other call ends meanwhile.
         let mut waits = 0;

@@ -160,6 +160,7 @@ pub(super) fn recording(
         None if matches!(source, Source::Gdb(_)) => MAX_STOP_STUB_PERCENT,
         None => MAX_STOP_DEFAULT_PERCENT,
     };
+    let graph = GraphOptions::new(flags.title.clone(), flags.min_width.as_deref(), &flags.look)?;
     let (children, children_needed) = children(&source, scope.children, scope.no_children);
     let method = method(flags.source.as_deref())?;
     check_combinations(&source, method, scope, &flags)?;
@@ -191,7 +192,7 @@ pub(super) fn recording(
         symbol_options: SymbolOptions::from(&flags.symbol_options),
         pprof_timestamps: flags.pprof_timestamps,
         reverse: flags.reverse,
-        graph: GraphOptions::new(flags.title, flags.min_width.as_deref(), &flags.look)?,
+        graph,
         source_directories: (!flags.no_source).then_some(flags.source_dir),
         open: opened(flags.open, &flags.viewer)?,
         stats,

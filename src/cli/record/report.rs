@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
 use crate::heap::HeapValues;
 use crate::recording::{Recording, Stats};
+use crate::sources::ExitStatus;
 use crate::symbol::Names;
 use crate::walk::UnwindMethod;
 
@@ -199,9 +200,11 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &EmptyRecording<'_
         }
         Some(status) => {
             let how = text::ended(status);
-            format!(
-                "{how} after {seconds:.3} s, before the first sample; a higher --hz sees shorter programs"
-            )
+            let advice = match status {
+                ExitStatus::Signal(_) => "",
+                _ => "; a higher --hz sees shorter programs",
+            };
+            format!("{how} after {seconds:.3} s, before the first sample{advice}")
         }
         None if idle && recording.stats.samples_lost.contains_key("stopped by job control") => {
             let pid = recording.process.pid;

@@ -437,8 +437,11 @@ fn parse(
                 into.push(match kind {
                     Kind::Restore => Record::Restore { time_ns, address, tid },
                     Kind::Shrink => {
-                        let pages = half(record, offset_of!(Free, pages)).unwrap_or(0);
-                        Record::Shrink { time_ns, address, tid, bytes: u64::from(pages) * SHRINK_PAGE }
+                        let bytes = match half(record, offset_of!(Free, pages)).unwrap_or(0) {
+                            u32::MAX => u64::MAX,
+                            pages => u64::from(pages) * SHRINK_PAGE,
+                        };
+                        Record::Shrink { time_ns, address, tid, bytes }
                     }
                     _ => Record::Free { time_ns, address, tid },
                 });

@@ -21,7 +21,6 @@ use libc::pid_t;
 
 use super::account::Account;
 use super::sys;
-use crate::sources::signals::{self, Phase};
 use crate::sources::startup;
 
 /// A command to start.
@@ -195,7 +194,6 @@ impl HeldChild {
     /// Lets the process continue to its `exec`; [`ExecOutcome::join`] has the result.
     pub(super) fn go(mut self) -> io::Result<ExecOutcome> {
         let (mut go, outcome) = self.waits.take().ok_or(io::ErrorKind::BrokenPipe)?;
-        signals::enter(Phase::Launch);
         go.write_all(&[1])?;
         Ok(ExecOutcome { outcome, known: None })
     }

@@ -88,7 +88,6 @@ impl<'k> SuspendedChild<'k> {
     /// Resumes it: it was suspended once and is resumed once.
     pub(super) fn go(&mut self) -> Result<()> {
         let Some(pid) = self.pid else { return Ok(()) };
-        signals::enter(signals::Phase::Launch);
         self.kernel.kill(pid, SIGCONT).map_err(|errno| {
             let error = io_text(&std::io::Error::from_raw_os_error(errno.0));
             Error::new(ErrorKind::System, format!("cannot let pid {pid} run: {error}; it was ended"))

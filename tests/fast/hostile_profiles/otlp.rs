@@ -198,6 +198,14 @@ fn small_files_cost_little() {
     let error = parse(&file(&[profile((1, 2), &samples)], &dictionary(&more))).unwrap_err();
     assert!(error.contains("nodes of distinct stacks"), "{error}");
 
+    // Many samples with one deep stack that names nothing.
+    let mut stack: Vec<u8> = std::iter::repeat_n(1u8, 200_000).collect();
+    stack.push(120);
+    let stack = proto(&[(1, Ok(&stack))]);
+    let samples = vec![proto(&[(1, Err(2)), (4, Ok(&[1]))]); 100_000];
+    let error = parse(&file(&[profile((1, 2), &samples)], &dictionary(&[(7, Ok(&stack))]))).unwrap_err();
+    assert!(error.contains("names location 120, which is not there"), "{error}");
+
     let long = "x".repeat(1 << 20);
     let mut more: Vec<(u64, Vec<u8>)> = vec![(5, long.into_bytes())];
     let mut samples = Vec::new();

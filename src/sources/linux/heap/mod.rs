@@ -23,6 +23,7 @@ use crate::sources::Process;
 use crate::sources::heap::HeapOptions;
 use crate::sources::heap::directory::Directory;
 use crate::sources::heap::source::HeapSource;
+use crate::sources::signals::{self, Phase};
 pub use probed::ProbeOptions;
 pub(super) use probed::ProbedHeap;
 pub(in crate::sources) use process::LinuxProcess;
@@ -46,6 +47,7 @@ pub(super) fn start(
     let held = launch::hold(spawner, &command).map_err(cannot_run)?;
     let pid = held.pid;
     let files = Arc::new(TargetFiles::of(pid));
+    signals::enter(Phase::Launch);
     held.go().map_err(cannot_run)?.join().map_err(cannot_run)?;
     let process = Process {
         backend: "heap",

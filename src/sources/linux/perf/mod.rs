@@ -41,6 +41,7 @@ use super::launch::{Launch, Spawner};
 use super::{describe, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Error;
+use crate::sources::signals::{self, Phase};
 use crate::sources::{Process, ProcessSelection, Sampling};
 use bpf::sample_filter::SampleFilter;
 use events::cpus::{cpu_count, scope_for};
@@ -151,6 +152,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     if let Err(error) = source.enable() {
         return Err(OpenFailure::Refused(refused(&error)));
     }
+    signals::enter(Phase::Launch);
     let started = held.go().map_err(|error| describe::cannot_run(command, &error))?;
     started.join().map_err(|error| describe::cannot_run(command, &error))?;
     source.set_spawned(describe(pid, options));

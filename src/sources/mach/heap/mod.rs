@@ -48,6 +48,7 @@ pub fn with_heap_source<R>(
         ..describe(kernel, &Facts::of(kernel, pid, true))
     };
     let signed = kernel.code_signing_flags(pid).unwrap_or(0);
+    signals::enter(signals::Phase::Launch);
     child.go()?;
     drop(hold);
     let main = MacProcess::new(kernel, process, signed);

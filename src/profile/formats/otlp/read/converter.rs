@@ -72,6 +72,8 @@ pub(super) struct Converter<'t, 'a> {
     file_names: HashMap<TextId, TextId>,
     /// By root of the profile and stack of the dictionary.
     nodes: HashMap<(u32, u64), NodeId>,
+    /// A location that a stack names and the file does not have, by stack.
+    missing_locations: HashMap<u64, u64>,
 }
 
 impl<'t, 'a> Converter<'t, 'a> {
@@ -88,6 +90,7 @@ impl<'t, 'a> Converter<'t, 'a> {
             processes: HashMap::new(),
             file_names: HashMap::new(),
             nodes: HashMap::new(),
+            missing_locations: HashMap::new(),
         }
     }
 
@@ -215,6 +218,10 @@ impl<'t, 'a> Converter<'t, 'a> {
         if let Some(known) = self.nodes.get(&(root, stack)) {
             return Ok(Ok(*known));
         }
+        // Many samples may name one long stack.
+        if let Some(location) = self.missing_locations.get(&stack) {
+            return Ok(Err(format!("location {location}")));
+        }
         let bytes = usize::try_from(stack).ok().and_then(|index| self.tables.stacks.get(index));
         // A missing stack is the empty one.
         let bytes = match bytes {
@@ -236,7 +243,10 @@ impl<'t, 'a> Converter<'t, 'a> {
         let (mut frames, mut depth) = (Vec::with_capacity(locations.len()), 0);
         // The file has the leaf first.
         for location in locations.iter().rev() {
-            let Some(frame) = self.frame(*location)? else { return Ok(Err(format!("location {location}"))) };
+            let Some(frame) = self.frame(*location)? else {
+                self.missing_locations.insert(stack, *location);
+                return Ok(Err(format!("location {location}")));
+            };
             let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
             depth += lines.max(1);
             if depth > DEPTH_MAX {
