@@ -174,6 +174,7 @@ fn replace_anonymous(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
 
     fn check(name: &str, expected: &str) {
         assert_eq!(normalize(name), expected, "{name}");
@@ -293,12 +294,11 @@ mod tests {
             "_GLOBAL__N_",
             "0123456789abcdef",
         ];
-        let mut rng = 1u64;
+        let mut rng = Rng::new(1);
         for _ in 0..20_000 {
             let mut name = String::new();
             for _ in 0..8 {
-                rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                name.push_str(pieces[(rng >> 33) as usize % pieces.len()]);
+                name.push_str(rng.pick(&pieces));
             }
             let once = normalize(&name).into_owned();
             assert!(once.len() <= name.len() + 8 * "(anonymous namespace)".len(), "{name}");

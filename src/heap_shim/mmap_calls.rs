@@ -48,7 +48,7 @@ pub unsafe extern "C" fn handle(arguments: &[usize; 6], registers: &CallerRegist
     // Another call unmaps the same addresses; of much memory that takes milliseconds.
     let mut wait = || {
         // The system call might be forbidden.
-        if process::is_confined() {
+        if process::is_filtered() {
             return false;
         }
         system::yield_now();

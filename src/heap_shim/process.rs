@@ -66,7 +66,7 @@ static LOST_BEFORE_RING: [LostAllocations; SIZE_CLASSES] =
     [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
 
 /// Nonzero: the process restricts its system calls (seccomp), and calls by the shim could kill it.
-static CONFINED: AtomicU32 = AtomicU32::new(0);
+static FILTERED: AtomicU32 = AtomicU32::new(0);
 
 /// Lock of `PATH` and `BUFFER`.
 static BUFFERS_ARE_USED: AtomicBool = AtomicBool::new(false);
@@ -194,7 +194,7 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
         && system::seccomp_filters(BUFFER.pointer(), 4096) >= control.seccomp_filters
     {
         // More than stackprof has.
-        CONFINED.store(1, Ordering::Relaxed);
+        FILTERED.store(1, Ordering::Relaxed);
     }
     RANDOM.reseed(if control.seed == 0 { seed_from_clock() } else { control.seed });
     CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::Relaxed);
@@ -228,7 +228,7 @@ fn seed_from_clock() -> u64 {
 /// it, like its siblings. Reseeds, because samples of processes must be independent: otherwise the error of their sum
 /// is underestimated.
 pub extern "C" fn begin_child() {
-    if SETUP.load(Ordering::Acquire) != READY || is_confined() {
+    if SETUP.load(Ordering::Acquire) != READY || is_filtered() {
         return;
     }
     // SAFETY: mapped permanently before SETUP became READY.
@@ -325,7 +325,7 @@ impl Settings {
         // SAFETY: mapped permanently.
         let [state, is_owner] = unsafe { &*RING_STATE.load(Ordering::Relaxed) };
         let is_being_made = || state.load(Ordering::Acquire) == MAKING_RING;
-        if is_being_made() && !is_confined() {
+        if is_being_made() && !is_filtered() {
             // Threads that begin together: the other one is done soon, or has been preempted.
             (0..YIELDS_MAX).take_while(|_| is_being_made()).for_each(|_| system::yield_now());
         }
@@ -338,7 +338,7 @@ impl Settings {
             }
             _ => return None,
         }
-        if is_confined() {
+        if is_filtered() {
             return None;
         }
         if state.compare_exchange(NO_RING, MAKING_RING, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -473,17 +473,17 @@ fn count_lost_before_ring(size: u64) {
     lost.bytes.fetch_add(size, Ordering::Relaxed);
 }
 
-/// Whether system calls are forbidden.
-pub fn is_confined() -> bool {
-    CONFINED.load(Ordering::Relaxed) != 0
+/// Whether a seccomp filter may forbid system calls.
+pub fn is_filtered() -> bool {
+    FILTERED.load(Ordering::Relaxed) != 0
 }
 
 /// The process is about to restrict its system calls: creates the ring while it can, and makes no calls
 /// afterwards.
 #[cfg(not(target_vendor = "apple"))]
-pub extern "C" fn confine() {
+pub extern "C" fn enter_seccomp() {
     if let Status::Recording(process) = status()
-        && !is_confined()
+        && !is_filtered()
     {
         let _blocked = system::BlockedSignals::new();
         // Of size 0: if another thread is creating it now, nothing is lost.
@@ -492,7 +492,7 @@ pub extern "C" fn confine() {
         }
         system::Thread::current().set_generation(generation());
     }
-    CONFINED.store(1, Ordering::Relaxed);
+    FILTERED.store(1, Ordering::Relaxed);
 }
 
 /// Images were loaded or unloaded: appends that to the image list of the ring.
@@ -509,7 +509,7 @@ pub fn append_images() {
 
 /// The process exits: stores the time and a copy of its maps.
 pub fn end() {
-    if is_confined() {
+    if is_filtered() {
         return;
     }
     let Some(ring) = ring() else { return };

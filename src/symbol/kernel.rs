@@ -122,6 +122,7 @@ fn symbol(line: &[u8]) -> Option<(u64, &[u8])> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::rng::Rng;
 
     fn names(text: &str, addresses: &[u64]) -> Vec<Result<String, Why>> {
         let names = name(&mut text.as_bytes(), addresses).unwrap();
@@ -144,15 +145,10 @@ mod tests {
     #[test]
     fn lists_in_any_order_and_of_any_length_give_the_nearest_name() {
         for seed in 0..50 {
-            // Knuth's linear congruence (MMIX).
-            let mut state: u64 = seed;
-            let mut random = |below: u64| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                1 + (state >> 33) % below
-            };
-            let mut starts: Vec<u64> = (0..random(6_000)).map(|_| random(1 << 30)).collect();
+            let mut rng = Rng::new(seed);
+            let mut starts: Vec<u64> = (0..rng.within(1, 6_000)).map(|_| rng.within(1, 1 << 30)).collect();
             let text: String = starts.iter().map(|start| format!("{start:016x} t f{start:x}\n")).collect();
-            let mut addresses: Vec<u64> = (0..100).map(|_| random(1 << 30)).collect();
+            let mut addresses: Vec<u64> = (0..100).map(|_| rng.within(1, 1 << 30)).collect();
             starts.sort_unstable();
             addresses.sort_unstable();
             for (address, found) in addresses.iter().zip(names(&text, &addresses)) {

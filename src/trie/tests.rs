@@ -6,22 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::fingerprint::Fingerprint;
 use super::*;
-
-/// xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        ((u128::from(self.next()) * end as u128) >> 64) as usize
-    }
-}
+use crate::rng::Rng;
 
 /// Prints the seed of a failing test.
 struct ShowSeed(u64);
@@ -123,7 +108,7 @@ fn check_against(trie: &Trie, expected: &HashMap<Vec<Frame>, u64>) {
 }
 
 /// A stack from few addresses, so that prefixes, recursion and repetitions are frequent.
-fn random_stack(random: &mut Random) -> (u32, u32, Vec<u64>) {
+fn random_stack(random: &mut Rng) -> (u32, u32, Vec<u64>) {
     let depth = random.below(12);
     let mut addresses: Vec<u64> = (0..depth).map(|_| 0x1000 + random.below(3) as u64).collect();
     if random.below(8) == 0 {
@@ -169,7 +154,7 @@ fn a_small_trie_is_as_drawn() {
 fn random_stacks_count_as_in_a_map() {
     for seed in 1..=40 {
         let _seed = ShowSeed(seed);
-        let mut random = Random(seed);
+        let mut random = Rng::new(seed);
         let mut trie = Trie::new();
         let mut map = HashMap::new();
         for _ in 0..random.below(3000) {
@@ -193,7 +178,7 @@ fn random_stacks_count_as_in_a_map() {
 fn merges_are_unions_in_any_order() {
     for seed in 1..=20 {
         let _seed = ShowSeed(seed);
-        let mut random = Random(seed);
+        let mut random = Rng::new(seed);
         let mut map: HashMap<Vec<Frame>, u64> = HashMap::new();
         let parts: Vec<Trie> = (0..4)
             .map(|_| {
@@ -224,7 +209,7 @@ fn merges_are_unions_in_any_order() {
 
 #[test]
 fn the_order_of_insertion_has_no_influence() {
-    let mut random = Random(9);
+    let mut random = Rng::new(9);
     let mut samples: Vec<_> = (0..500).map(|_| random_stack(&mut random)).collect();
     let mut seen = None;
     for _ in 0..5 {
@@ -345,7 +330,7 @@ fn numbers_of_another_trie_are_harmless() {
 #[test]
 fn a_known_stack_takes_no_memory() {
     let mut trie = Trie::new();
-    let mut random = Random(3);
+    let mut random = Rng::new(3);
     let samples: Vec<_> = (0..300).map(|_| random_stack(&mut random)).collect();
     let mut bytes = None;
     for _ in 0..3 {
@@ -358,7 +343,7 @@ fn a_known_stack_takes_no_memory() {
 
 /// A million stacks with minimal differences.
 fn similar_stacks(mut visit: impl FnMut(u32, u32, &[u64])) {
-    let mut random = Random(11);
+    let mut random = Rng::new(11);
     // Single bits of every word, of the root and of the space, at every length, including odd ends.
     for depth in 0..=50 {
         let mut stack: Vec<u64> =

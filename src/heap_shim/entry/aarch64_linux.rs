@@ -237,7 +237,7 @@ macro_rules! keeping_arguments {
     };
 }
 
-keeping_arguments!(confine, process::confine);
+keeping_arguments!(enter_seccomp, process::enter_seccomp);
 keeping_arguments!(look_up, real::load);
 keeping_arguments!(set_action, system::set_action);
 keeping_arguments!(set_handler, system::set_handler);
@@ -279,7 +279,7 @@ macro_rules! observed {
 }
 
 // PR_SET_SECCOMP
-observed!(prctl, libc_function::PRCTL, confine, "cmp w0, #22", "b.ne 2f");
+observed!(prctl, libc_function::PRCTL, enter_seccomp, "cmp w0, #22", "b.ne 2f");
 observed!(
     syscall,
     libc_function::SYSCALL,

@@ -2,7 +2,7 @@
 //! libraries that interpose libc functions do not see them.
 #![allow(unsafe_code)]
 
-use super::process::is_confined;
+use super::process::is_filtered;
 use super::shared_memory::Refusal;
 use core::ptr::null;
 
@@ -228,7 +228,7 @@ impl Thread {
 
     /// Starts a generation: gets the thread id.
     pub fn set_generation(self, generation: u32) {
-        let tid = if is_confined() { 0 } else { call!(GETTID) as u32 };
+        let tid = if is_filtered() { 0 } else { call!(GETTID) as u32 };
         // SAFETY: the calling thread's own.
         unsafe {
             (*self.0).generation = generation;
@@ -247,7 +247,7 @@ impl Thread {
     pub fn stack(self) -> (u64, u64) {
         // SAFETY: the calling thread's own.
         let words = unsafe { &mut *self.0 };
-        if words.stack_base == 0 && !is_confined() {
+        if words.stack_base == 0 && !is_filtered() {
             words.stack_base = self.own_base();
             words.stack_low = words.stack_base;
         }
@@ -317,7 +317,7 @@ pub fn pid() -> u32 {
 /// resolution of a kernel tick: strict seccomp also forbids the time stamp counter (kernel/seccomp.c, `disable_TSC`).
 pub fn now_ns() -> u64 {
     let mut time = [0i64; 2];
-    let clock = if is_confined() { CLOCK_MONOTONIC_COARSE } else { CLOCK_MONOTONIC };
+    let clock = if is_filtered() { CLOCK_MONOTONIC_COARSE } else { CLOCK_MONOTONIC };
     let of_libc = weak_symbol!("clock_gettime");
     if of_libc.is_null() {
         call!(CLOCK_GETTIME, clock, &raw mut time);
@@ -338,7 +338,7 @@ pub fn now_ns() -> u64 {
 pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool) {
     let local = [to as usize, length];
     let remote = [from as usize, length];
-    if !is_confined() {
+    if !is_filtered() {
         let copied = call!(PROCESS_VM_READV, pid(), &raw const local, 1, &raw const remote, 1, 0);
         if copied >= 0 {
             return (copied as usize, false);
@@ -468,7 +468,7 @@ pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut 
 
 /// Has the kernel allocate pages of a mapping, if there is space. Kernels before 5.14 refuse.
 pub fn populate(address: *mut u8, size: usize) -> bool {
-    !is_confined() && call!(MADVISE, address, size, MADV_POPULATE_WRITE) == 0
+    !is_filtered() && call!(MADVISE, address, size, MADV_POPULATE_WRITE) == 0
 }
 
 fn file_size_limit() -> u64 {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{call, number};
-use crate::process::{confine, is_confined};
+use crate::process::{enter_seccomp, is_filtered};
 use core::ptr::null;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn observe_syscall(number: usize, signal: i32, action: *co
         // SAFETY: the kernel's action begins with the handler, too.
         unsafe { set_action(signal, action) };
     } else {
-        confine();
+        enter_seccomp();
     }
 }
 
@@ -52,7 +52,7 @@ impl BlockedSignals {
     pub fn new() -> Self {
         const SIG_BLOCK: usize = 0;
         let (blocked, mut before) = (!FAULTS, 0u64);
-        if is_confined() || !HAS_HANDLERS.load(Ordering::Relaxed) {
+        if is_filtered() || !HAS_HANDLERS.load(Ordering::Relaxed) {
             return Self(None);
         }
         call!(RT_SIGPROCMASK, SIG_BLOCK, &raw const blocked, &raw mut before, size_of::<u64>());

@@ -11,6 +11,15 @@ use crate::error::{Error, ErrorKind, Result};
 /// Mount point of the hierarchies: a single one (version 2), or one for each controller.
 pub(super) const MOUNTED: &str = "/sys/fs/cgroup";
 
+/// Controllers and path of each control group in the text of `/proc/PID/cgroup`, whose lines are
+/// `HIERARCHY:CONTROLLERS:PATH` (cgroups(7)). Version 2 has no controllers.
+pub(super) fn memberships(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        Some((fields.next()?, fields.next()?))
+    })
+}
+
 /// The path of a group, given as `/system.slice/nginx.service` or as its directory.
 ///
 /// # Errors
@@ -41,7 +50,7 @@ pub fn of_container(id: &OsStr) -> Result<String> {
     let mut groups: Vec<String> = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Ok(text) = fs::read_to_string(entry.path().join("cgroup")) else { continue };
-        groups.extend(text.lines().filter_map(|line| container(line.splitn(3, ':').nth(2)?, &id)));
+        groups.extend(memberships(&text).filter_map(|(_, path)| container(path, &id)));
     }
     groups.sort_unstable();
     groups.dedup();

@@ -8,10 +8,12 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::time::SystemTime;
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
+use super::files::TargetFiles;
 use super::mapping_origin::MappingOrigins;
 use super::{proc, sys};
 use crate::addr::{self, Avma};
@@ -127,6 +129,24 @@ impl Maps {
         }
     }
 
+    /// The bytes of the image behind a mapping of a process that may have exited: then of the file at its path,
+    /// if it has not changed since `seen`, when it was still mapped.
+    pub(super) fn last_bytes(
+        &self,
+        pid: pid_t,
+        mapping: &Mapping,
+        files: &TargetFiles,
+        seen: Option<SystemTime>,
+    ) -> Result<ImageBytes, OpenError> {
+        self.bytes(pid, mapping).or_else(|why| match mapping.kind {
+            MappingKind::File if !matches!(why, OpenError::NoAnswer) => {
+                files.open_same(&self.patience, &mapping.path, mapping.identity, seen).unwrap_or(Err(why))
+            }
+            MappingKind::Vdso => own_vdso().ok_or(why),
+            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
+        })
+    }
+
     fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let (path, deleted) = proc::without_deleted(&mapping.path);
         let wanted = MappedFile {
@@ -212,7 +232,7 @@ impl MappedFile {
 }
 
 /// The vDSO of this process: the kernel maps the same one into all processes of one architecture.
-pub(super) fn own_vdso() -> Option<ImageBytes> {
+fn own_vdso() -> Option<ImageBytes> {
     let (mut maps, mut list, own) = (Maps::default(), Vec::new(), std::process::id().cast_signed());
     maps.read(own, &mut list).ok()?;
     let vdso = list.iter().find(|mapping| mapping.kind == MappingKind::Vdso)?;

@@ -21,7 +21,7 @@ use libc::pid_t;
 
 use super::account::Account;
 use super::sys;
-use crate::sources::startup;
+use crate::sources::{signals, startup};
 
 /// A command to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +72,15 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
         });
     }
     startup::with_signals_blocked(|| command.spawn())
+}
+
+/// Sends a command the signal that this process received for it, if any. The command handles the signal; the
+/// recording ends with the command.
+pub(super) fn forward_signal(command: pid_t) {
+    if let Some(signal) = signals::take_forwarded() {
+        // It may have ended.
+        let _ = sys::kill(command, signal);
+    }
 }
 
 /// Makes another thread, which has the [`Requests`], fork commands.

@@ -71,11 +71,8 @@ pub fn why_it_is_frozen(pid: u32) -> Option<String> {
 
 fn why_frozen(pid: pid_t) -> Option<String> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    groups.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        frozen_group(Path::new(cgroup::MOUNTED), controllers, path)
-    })
+    cgroup::memberships(&groups)
+        .find_map(|(controllers, path)| frozen_group(Path::new(cgroup::MOUNTED), controllers, path))
 }
 
 /// The next step for the frozen group at `path` or above.

@@ -29,9 +29,7 @@ fn runtime_ns(cpus: usize) -> u64 {
 /// the hierarchy, up to the root.
 fn quota_files(mounted: &Path, groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+    for (controllers, path) in cgroup::memberships(groups) {
         let (hierarchy, name) = match controllers {
             "" => (mounted.to_owned(), "cpu.max"),
             of_cpu if of_cpu.split(',').any(|name| name == "cpu") => {

@@ -9,6 +9,7 @@ use crate::binary::elf::Elf;
 use crate::binary::elf::build::{self, FIRST, PROGBITS, RELA, X86_64};
 use crate::binary::elf::functions::Functions;
 use crate::binary::frame_rule::{COLUMNS, Cfa as RowCfa, Column, Row};
+use crate::rng::Rng;
 
 /// Load addresses of `.text` and `.eh_frame`.
 const TEXT: u64 = 0x7f00_0000_4000;
@@ -140,11 +141,8 @@ fn headers_contain_the_load_addresses_of_code() {
 #[test]
 fn any_bytes_are_linked_or_refused() {
     let whole = object(&[rela(PC_BEGIN, 1, R_PC32, 0)]);
-    let mut state = 1u64;
-    let mut random = move |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
-    };
+    let mut rng = Rng::new(1);
+    let mut random = |below: usize| rng.below(below);
     let headers_at = u64::from_le_bytes(*whole[40..].first_chunk().unwrap()) as usize;
     for _ in 0..20_000 {
         let mut bytes = whole.clone();

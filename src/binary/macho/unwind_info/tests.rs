@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
+use crate::rng::Rng;
 
 /// A section with one regular page and one compressed page; each part starts with a comment.
 pub(crate) fn section() -> Vec<u8> {
@@ -130,14 +131,8 @@ fn frames_of_arm64_have_the_documented_layout() {
 #[test]
 fn malformed_sections_give_an_answer_or_none_and_end() {
     let whole = section();
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = |below: u64| {
-        // xorshift64: <https://www.jstatsoft.org/article/view/v008i14>.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % below
-    };
+    let mut rng = Rng::new(1);
+    let mut random = |below: u64| rng.within(0, below - 1);
     for round in 0..50_000 {
         let mut damaged = whole.clone();
         for _ in 0..1 + random(4) {

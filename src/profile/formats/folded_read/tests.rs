@@ -1,5 +1,7 @@
 use super::*;
 use crate::profile::ByName;
+use crate::rng::Rng;
+use crate::rng::rounds::seeds;
 
 /// Formats the stacks as folded lines.
 fn lines(saved: &SavedProfile) -> Vec<String> {
@@ -172,28 +174,21 @@ fn input_in_pieces_and_lines_longer_than_a_block_are_read() {
 
 #[test]
 fn random_lines_add_up_like_whole_lines() {
-    let seed = std::time::UNIX_EPOCH.elapsed().map_or(1, |now| now.as_nanos() as u64) | 1;
-    let mut state = seed;
-    let mut below = |end: u64| {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end
-    };
     let names = ["a", "b", "aa", "ab", "a (1)", "[incomplete]", "é", "x y", "a b 7x"];
-    for round in 0..200 {
+    for seed in seeds(0..200) {
+        let mut rng = Rng::new(seed);
         let mut text = String::new();
         let mut sums = std::collections::BTreeMap::new();
-        for _ in 0..below(40) {
-            let depth = 1 + below(9);
-            let stack: Vec<&str> = (0..depth).map(|_| names[below(names.len() as u64) as usize]).collect();
-            let (stack, count) = (stack.join(";"), 1 + below(5));
+        for _ in 0..rng.below(40) {
+            let depth = rng.within(1, 9);
+            let stack: Vec<&str> = (0..depth).map(|_| rng.pick(&names)).collect();
+            let (stack, count) = (stack.join(";"), rng.within(1, 5));
             text += &format!("{stack} {count}\n");
             *sums.entry(stack).or_insert(0) += count;
         }
         let mut expected: Vec<String> =
             sums.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();
         expected.sort_unstable();
-        assert_eq!(parsed(&text), expected, "seed {seed}, round {round}:\n{text}");
+        assert_eq!(parsed(&text), expected, "seed {seed}:\n{text}");
     }
 }

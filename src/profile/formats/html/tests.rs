@@ -9,6 +9,7 @@ use crate::profile::formats::folded_read;
 use crate::profile::inuse_history::InuseHistory;
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
 use crate::profile::{About, SavedBuilder, StackRoot, StackValues, TextId};
+use crate::rng::Rng;
 use crate::trie::NodeId;
 
 /// Names that would have an effect in markup.
@@ -174,16 +175,11 @@ fn profile_text_is_never_markup() {
 #[test]
 fn arbitrary_names_are_only_in_the_data() {
     let expected = html(&saved("p;main 1\n"), "t").len();
-    let mut state = 35u64;
-    // The high bits of a linear congruential generator.
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 33
-    };
+    let mut rng = Rng::new(35);
     for _ in 0..200 {
         let mut name = String::new();
-        for _ in 0..1 + random() % 60 {
-            let pool = [
+        for _ in 0..rng.within(1, 60) {
+            name.push(rng.pick(&[
                 '<',
                 '>',
                 '/',
@@ -200,8 +196,7 @@ fn arbitrary_names_are_only_in_the_data() {
                 '\u{202e}',
                 'é',
                 '\u{1f525}',
-            ];
-            name.push(pool[(random() % pool.len() as u64) as usize]);
+            ]));
         }
         let page = html(&saved(&format!("p;x{name}y 2\n")), &name);
         let text = between(&page, "id=\"profile\">", "</script>");

@@ -8,12 +8,12 @@ use libc::pid_t;
 
 use super::without_shim::ProcessesWithoutShim;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::sources::heap::process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::images::{self, Maps};
-use crate::sources::linux::{perf, sys, threads};
-use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId, signals};
+use crate::sources::linux::images::Maps;
+use crate::sources::linux::{launch, perf, sys, threads};
+use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Interval between checks whether a process still runs the program of its ring, nanoseconds.
 const PROGRAM_CHECK_NS: u64 = 500_000_000;
@@ -133,10 +133,7 @@ impl HeapProcess for LinuxProcess {
     }
 
     fn forward_signal(&self) {
-        if let Some(signal) = signals::take_forwarded() {
-            // It may have ended.
-            let _ = sys::kill(self.pid, signal);
-        }
+        launch::forward_signal(self.pid);
     }
 
     fn ring_clock_ns(&self) -> u64 {
@@ -175,15 +172,7 @@ impl Observed for LinuxProcess {
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.maps.bytes(self.pid, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File if !matches!(why, OpenError::NoAnswer) => {
-                let (patience, path) = (&self.maps.patience, &mapping.path);
-                self.files.open_same(patience, path, mapping.identity, None).unwrap_or(Err(why))
-            }
-            // The same for all processes.
-            MappingKind::Vdso => images::own_vdso().ok_or(why),
-            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
-        })
+        self.maps.last_bytes(self.pid, mapping, &self.files, None)
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {

@@ -28,9 +28,9 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::file_pages::FilePages;
-use crate::sources::linux::{proc, reservation, sys as linux_sys, threads};
+use crate::sources::linux::{launch, proc, reservation, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, PushedSource, SourceEvent, StackUse, TimedEvent};
-use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
+use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
 mod process_exits;
 mod read_ahead;
@@ -446,11 +446,8 @@ impl PushedSource for PerfSource {
             return Ok(None);
         }
         self.wait(until_ns);
-        if self.launched
-            && let Some(signal) = signals::take_forwarded()
-        {
-            // The command handles the signal; the recording ends with the command.
-            let _ = linux_sys::kill(self.main, signal);
+        if self.launched {
+            launch::forward_signal(self.main);
         }
         self.finished = self.exits.all_exited();
         let reported_ns = self.read(into);

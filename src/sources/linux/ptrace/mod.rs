@@ -9,7 +9,7 @@
 //!
 //! A sample: `target.rs` polls the thread (`poll.rs`) and requests a stop. It waits for stops and
 //! finds this one, of whatever kind. The request reads the thread (`stop.rs`), an interrupted call is repaired
-//! (`repeated_wait.rs`), and the thread continues as its guard is dropped (`stopped_thread.rs`).
+//! (`restarted_wait.rs`), and the thread continues as its guard is dropped (`stopped_thread.rs`).
 //!
 //! | file | what it is |
 //! |---|---|
@@ -25,7 +25,7 @@
 //! | `registers.rs` | registers by processor, repair of interrupted calls |
 //! | `prefetch.rs` | prefetched ranges of the stack |
 //! | `stopped_thread.rs` | a stopped thread, and how it continues |
-//! | `repeated_wait.rs` `timed_wait.rs` | waits that were restarted, and their deadlines |
+//! | `restarted_wait.rs` `timed_wait.rs` | waits that were restarted, and their deadlines |
 //! | `seccomp.rs` | filters that forbid tracing |
 //! | `events.rs` | events that the sampler has not requested yet |
 //! | `recording_end.rs` | the processes that the recording ends with |
@@ -38,7 +38,7 @@ mod poll;
 mod prefetch;
 mod recording_end;
 mod registers;
-mod repeated_wait;
+mod restarted_wait;
 mod seccomp;
 mod seize;
 mod stop;

@@ -15,7 +15,7 @@ use libc::{c_int, pid_t};
 use super::events::EventQueue;
 use super::recording_end::RecordingEnd;
 use super::registers::Block;
-use super::repeated_wait::{RepeatedWaits, SYSCALL_STOP};
+use super::restarted_wait::{RestartedWaits, SYSCALL_STOP};
 use super::seccomp::FilterChecks;
 use super::stop::{StopRequest, StopRequests};
 use super::stopped_thread::{Resume, StoppedThread};
@@ -26,8 +26,9 @@ use super::tracer_cpu::TracerCpu;
 use super::{seize, sys};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::file_pages::FilePages;
-use crate::sources::linux::sys::{WaitStatus, child_end, kill};
-use crate::sources::{Capture, ExitStatus, Fault, Process, StopOutcome, TargetEvent, signals};
+use crate::sources::linux::launch;
+use crate::sources::linux::sys::{WaitStatus, child_end};
+use crate::sources::{Capture, ExitStatus, Fault, Process, StopOutcome, TargetEvent};
 
 /// How long to wait for requested stops that are no longer needed.
 const RELEASE_NS: u64 = 2_000_000;
@@ -39,7 +40,7 @@ const DETACH_NS: u64 = 50_000_000;
 pub struct LinuxTarget {
     tracees: Tracees,
     requests: StopRequests,
-    waits: RepeatedWaits,
+    waits: RestartedWaits,
     filters: FilterChecks,
     end: RecordingEnd,
     events: EventQueue,
@@ -57,7 +58,7 @@ impl LinuxTarget {
         LinuxTarget {
             tracees,
             requests: StopRequests::default(),
-            waits: RepeatedWaits::default(),
+            waits: RestartedWaits::default(),
             filters: FilterChecks::default(),
             end,
             events: EventQueue::default(),
@@ -102,11 +103,8 @@ impl LinuxTarget {
             if self.end.has_ended() {
                 return Err(Fault::Gone);
             }
-            if let Some(command) = self.end.command()
-                && let Some(signal) = signals::take_forwarded()
-            {
-                // The command decides what it does; the recording ends when it exits.
-                let _ = kill(command, signal);
+            if let Some(command) = self.end.command() {
+                launch::forward_signal(command);
             }
             if self.requests.is_empty() {
                 self.filters.check(self.clock.now_ns(), &self.tracees);

@@ -11,7 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::{self, Maps};
 use crate::sources::linux::perf::{process_cpu_ns, update_thread_clocks};
@@ -228,15 +228,7 @@ impl Observed for TracedProcess {
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File if !matches!(why, OpenError::NoAnswer) => self
-                .files
-                .open_same(&self.maps.patience, &mapping.path, mapping.identity, None)
-                .unwrap_or(Err(why)),
-            // All processes have the same.
-            MappingKind::Vdso => images::own_vdso().ok_or(why),
-            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
-        })
+        self.maps.last_bytes(self.memory_of, mapping, &self.files, None)
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {

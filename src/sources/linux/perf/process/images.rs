@@ -11,10 +11,10 @@ use libc::pid_t;
 use super::super::clocks::monotonic_ns;
 use super::mmap_history::MmapHistory;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::sources::Fault;
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::images::Maps;
 use crate::sources::linux::program_path::StartPath;
 use crate::sources::linux::{sys, threads};
 
@@ -148,20 +148,10 @@ impl ProcessImages {
 
     /// The bytes of a mapping; `seen_ns`: time of the process's last record (monotonic clock).
     pub(super) fn bytes(&self, mapping: &Mapping, seen_ns: u64) -> Result<ImageBytes, OpenError> {
-        self.maps.bytes(self.memory_of, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File if !matches!(why, OpenError::NoAnswer) => {
-                // The process is gone. While it ran, its program could not be written to (ETXTBSY), but since then
-                // it could.
-                let ago = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
-                let seen = SystemTime::now().checked_sub(ago);
-                self.files
-                    .open_same(&self.maps.patience, &mapping.path, mapping.identity, seen)
-                    .unwrap_or(Err(why))
-            }
-            // All processes share one vDSO.
-            MappingKind::Vdso => images::own_vdso().ok_or(why),
-            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
-        })
+        // While it ran, its program could not be written to (ETXTBSY), but since then it could.
+        let ago = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
+        let seen = SystemTime::now().checked_sub(ago);
+        self.maps.last_bytes(self.memory_of, mapping, &self.files, seen)
     }
 
     /// Reads memory of the process.

@@ -8,7 +8,7 @@ use std::fs;
 use libc::pid_t;
 
 use crate::addr::Avma;
-use crate::sources::linux::{proc, threads};
+use crate::sources::linux::{cgroup, proc, threads};
 
 /// What /proc shows of processes.
 pub(in super::super) trait Procfs {
@@ -22,7 +22,7 @@ pub(in super::super) trait Procfs {
     fn user(&self, pid: pid_t) -> Option<u32>;
 
     /// Whether a process is in a control group or one below it.
-    fn is_in_cgroup(&self, pid: pid_t, cgroup: &str) -> Option<bool>;
+    fn is_in_cgroup(&self, pid: pid_t, group: &str) -> Option<bool>;
 
     /// Displayed name of a process: its name, or the kind of a kernel thread (`[kworker]`).
     fn name(&self, pid: pid_t) -> String;
@@ -57,10 +57,9 @@ impl Procfs for SystemProcfs {
         status_value(pid, "Uid")?.split_whitespace().nth(1)?.parse().ok()
     }
 
-    /// Lines of `/proc/PID/cgroup` are `HIERARCHY:CONTROLLERS:PATH` (cgroups(7)).
-    fn is_in_cgroup(&self, pid: pid_t, cgroup: &str) -> Option<bool> {
+    fn is_in_cgroup(&self, pid: pid_t, group: &str) -> Option<bool> {
         let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        Some(text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| is_below(path, cgroup)))
+        Some(cgroup::memberships(&text).any(|(_, path)| is_below(path, group)))
     }
 
     fn name(&self, pid: pid_t) -> String {

@@ -23,7 +23,7 @@ pub(super) const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
 /// A wait that was restarted.
 #[derive(Clone, Copy, Debug)]
-struct RepeatedWait {
+struct RestartedWait {
     deadline_ns: u64,
     /// The result of the call on timeout.
     result: i64,
@@ -35,15 +35,15 @@ struct RepeatedWait {
 
 /// Threads whose waits were restarted, and how they continue after a stop.
 #[derive(Debug, Default)]
-pub(super) struct RepeatedWaits {
-    waits: HashMap<pid_t, RepeatedWait>,
+pub(super) struct RestartedWaits {
+    waits: HashMap<pid_t, RestartedWait>,
     /// Threads that a signal that their process ignores has woken from a wait that had to be restarted.
     woken: HashSet<pid_t>,
     /// Threads are detached at their next stop.
     releasing: bool,
 }
 
-impl RepeatedWaits {
+impl RestartedWaits {
     /// Repairs the interrupted call of a thread with these registers, and decides how it continues. `asked`: the
     /// stop was requested, and may interrupt waits that have just begun.
     pub(super) fn repair(
@@ -68,7 +68,7 @@ impl RepeatedWaits {
                 }
                 if let Some(deadline_ns) = wait.deadline_ns(tid, now_ns, waited_ns) {
                     let result = wait.result;
-                    let wait = RepeatedWait { deadline_ns, result, entered: false, interrupted: false };
+                    let wait = RestartedWait { deadline_ns, result, entered: false, interrupted: false };
                     self.waits.insert(tid, wait);
                 }
             }
@@ -120,7 +120,7 @@ impl RepeatedWaits {
 
     /// Forgets everything, because nothing is traced any longer.
     pub(super) fn clear(&mut self) {
-        *self = RepeatedWaits::default();
+        *self = RestartedWaits::default();
     }
 
     /// Requests stops of threads with expired waits. Returns the next deadline.
@@ -156,8 +156,8 @@ impl RepeatedWaits {
     }
 }
 
-/// Whether the repeated wait of a thread that is stopped at the exit of its call has ended: repairs the call.
-fn has_ended(wait: RepeatedWait, thread: &mut Thread, registers: &mut Block, clock: &RealClock) -> bool {
+/// Whether the restarted wait of a thread that is stopped at the exit of its call has ended: repairs the call.
+fn has_ended(wait: RestartedWait, thread: &mut Thread, registers: &mut Block, clock: &RealClock) -> bool {
     let tid = thread.tid();
     if registers.read(tid).is_err() || !registers.is_interrupted_wait() {
         return true;
