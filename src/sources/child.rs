@@ -34,8 +34,13 @@ pub fn child_end(pid: u32) -> Option<ExitStatus> {
 /// status, or `None` if it did not exit (it is in an uninterruptible system call, or signals are refused).
 #[must_use]
 pub fn end_child(pid: u32) -> Option<ExitStatus> {
+    end_child_after(pid, GRACE)
+}
+
+/// [`end_child`], with SIGKILL after `grace`.
+fn end_child_after(pid: u32, grace: Duration) -> Option<ExitStatus> {
     // A child stopped by job control handles SIGTERM only once it runs again.
-    for signals in [&[libc::SIGTERM, libc::SIGCONT][..], &[libc::SIGKILL]] {
+    for (signals, grace) in [(&[libc::SIGTERM, libc::SIGCONT][..], grace), (&[libc::SIGKILL], GRACE)] {
         if let Some(status) = child_end(pid) {
             return Some(status);
         }
@@ -48,7 +53,7 @@ pub fn end_child(pid: u32) -> Option<ExitStatus> {
             break;
         }
         let begun = Instant::now();
-        while begun.elapsed() < GRACE {
+        while begun.elapsed() < grace {
             if let Some(status) = child_end(pid) {
                 return Some(status);
             }
@@ -84,14 +89,14 @@ mod tests {
 
     #[test]
     fn a_child_ends_by_sigterm_or_sigkill() {
-        for (script, status) in [
-            ("trap 'exit 7' TERM", ExitStatus::Code(7)),
-            (":", ExitStatus::Signal(libc::SIGTERM)),
-            ("trap '' TERM", ExitStatus::Signal(libc::SIGKILL)),
+        for (script, grace, status) in [
+            ("trap 'exit 7' TERM", GRACE, ExitStatus::Code(7)),
+            (":", GRACE, ExitStatus::Signal(libc::SIGTERM)),
+            ("trap '' TERM", Duration::ZERO, ExitStatus::Signal(libc::SIGKILL)),
         ] {
             let pid = shell(script);
             assert_eq!(child_end(pid), None, "{script}");
-            assert_eq!(end_child(pid), Some(status), "{script}");
+            assert_eq!(end_child_after(pid, grace), Some(status), "{script}");
             // It was reaped.
             assert_eq!(child_end(pid), Some(ExitStatus::Unknown), "{script}");
         }

@@ -91,10 +91,10 @@ fn source_in_a_page_is_from_the_given_directories() {
                 __attribute__((noinline)) void spin(unsigned rounds) {\n\
                 \x20   for (unsigned i = 0; i < rounds; i++) sink = sink * 3 + i;\n\
                 }\n";
-    place.write("work/spin.c", &format!("{spin}void far(void); void linked(void);\nint main(void) {{ spin(150000000u); far(); linked(); return 0; }}\n"));
+    place.write("work/spin.c", &format!("{spin}void far(void); void linked(void);\nint main(void) {{ spin(50000000u); far(); linked(); return 0; }}\n"));
     for name in ["far", "linked"] {
         let text = format!(
-            "static volatile unsigned sink;\nvoid {name}(void) {{ for (unsigned i = 0; i < 150000000u; i++) sink = sink * 3 + i; }}\n"
+            "static volatile unsigned sink;\nvoid {name}(void) {{ for (unsigned i = 0; i < 50000000u; i++) sink = sink * 3 + i; }}\n"
         );
         place.write(&format!("other/{name}.c"), &text);
     }

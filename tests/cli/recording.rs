@@ -61,7 +61,7 @@ fn the_exit_status_of_the_command_is_reported() {
         ("exit 0", Value::from(0), ""),
     ] {
         let place = Place::new();
-        let script = format!("{}; {end}", busy(300_000));
+        let script = format!("{}; {end}", busy(100_000));
         let run = place.run_words(&["--stats", "s.json", "--", "sh", "-c", &script]).succeeds();
         let stats: Value = serde_json::from_str(&place.read("s.json")).unwrap();
         assert_eq!(stats["exit_status"], status, "{run}");
@@ -81,7 +81,7 @@ fn the_streams_of_the_command_are_unchanged() {
         return;
     }
     let place = Place::new();
-    let script = format!("read line; {}; echo \"out $line\"; echo err >&2", busy(300_000));
+    let script = format!("read line; {}; echo \"out $line\"; echo err >&2", busy(100_000));
     let run = place.shell(&format!("echo in | \"$STACKPROF\" -q -o a.folded -- sh -c '{script}'")).succeeds();
     assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("out in\n", "err\n"));
     assert!(total(&place.read("a.folded")) > 0);
@@ -94,7 +94,7 @@ fn the_first_interrupt_ends_the_recording_and_writes_it() {
     }
     let place = Place::new();
     // An endless command, which prints its number after working for a while.
-    let script = format!("{}; echo $$; exec >/dev/null 2>&1; while :; do :; done", busy(300_000));
+    let script = format!("{}; echo $$; exec >/dev/null 2>&1; while :; do :; done", busy(100_000));
     let mut command = place.command();
     command.args(["--stats", "s.json", "-o", "a.folded", "--", "sh", "-c", &script]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

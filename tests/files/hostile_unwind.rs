@@ -203,7 +203,7 @@ fn damaged_unwind_information_of_the_c_library_is_harmless() {
         println!("SKIP no libc.so.6 is mapped here");
         return;
     };
-    damage("damaged_unwind_information_of_the_c_library_is_harmless", std::fs::read(path).unwrap(), 100);
+    damage("damaged_unwind_information_of_the_c_library_is_harmless", std::fs::read(path).unwrap(), 50);
 }
 
 #[test]

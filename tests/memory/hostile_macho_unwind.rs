@@ -20,7 +20,7 @@ use stackprof::rng::Rng;
 /// Memory for each byte of a file, and for any file: rules of the addresses that were met.
 const MEMORY_FACTOR: usize = 8;
 const MEMORY_LEAST: usize = 4 << 20;
-const ROUNDS: u64 = 120;
+const ROUNDS: u64 = 60;
 const DEPTH_MAX: usize = 64;
 const LOADED: u64 = 0x1_0000_0000;
 const STACK: u64 = 0x1_6fdf_0000;

@@ -314,7 +314,7 @@ fn both(config: &SimConfig, seed: u64) -> (String, String) {
 #[test]
 fn the_same_samples_pushed_late_and_out_of_order_give_the_same_profile() {
     let mut stacks = 0;
-    for seed in seeds(0..150) {
+    for seed in seeds(0..60) {
         let _replay = replay_sim(seed);
         let mut config = seeded(seed);
         // A replaced program is visible in the order of its threads' exits, not in one record.
@@ -323,5 +323,5 @@ fn the_same_samples_pushed_late_and_out_of_order_give_the_same_profile() {
         assert_eq!(stopped, pushed, "seed {seed}");
         stacks += stopped.lines().count();
     }
-    assert!(stacks > 1_000 || !as_usual(), "{stacks} stacks in all");
+    assert!(stacks > 500 || !as_usual(), "{stacks} stacks in all");
 }

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn with_frame_records_every_stack_is_complete_and_correct() {
-    for seed in seeds(0..200) {
+    for seed in seeds(0..80) {
         let _replay = replay(seed);
         for arch in ARCHES {
             let mut config = seeded(seed).without_faults().with_frame_pointers();
@@ -19,7 +19,7 @@ fn with_frame_records_every_stack_is_complete_and_correct() {
 
 #[test]
 fn leaves_without_a_frame_record_keep_their_callers() {
-    for seed in seeds(0..60) {
+    for seed in seeds(0..30) {
         let _replay = replay(seed);
         for arch in ARCHES {
             let mut config = seeded(seed).without_faults();

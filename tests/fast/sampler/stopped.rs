@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn only_threads_that_ran_are_stopped() {
-    for seed in seeds(0..200) {
+    for seed in seeds(0..100) {
         let _replay = replay(seed);
         // Every other recording checks this, too.
         let recorded = record(&seeded(seed), &options(199, seed));

@@ -107,7 +107,7 @@ fn of_seed(seed: u64) -> (SimConfig, Vec<SimProcess>) {
 
 #[test]
 fn each_process_has_its_own_names_and_time_for_every_seed() {
-    for seed in seeds(0..50) {
+    for seed in seeds(0..25) {
         let _replay = replay(seed);
         let (first, others) = of_seed(seed);
         let ends_ns = first.exit_ns;
@@ -127,7 +127,7 @@ fn each_process_has_its_own_names_and_time_for_every_seed() {
 
 #[test]
 fn wall_clock_time_is_kept_by_process() {
-    for seed in seeds(0..20) {
+    for seed in seeds(0..12) {
         let _replay = replay(seed);
         let (first, others) = of_seed(seed);
         let tree = record_tree(first, others, &idle(199, seed));

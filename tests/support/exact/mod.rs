@@ -326,6 +326,7 @@ impl Session<'_> {
             (self.truth, self.stack) = (told.0, bytes);
             return;
         }
+        let blocked = if narrow { None } else { blocked_signals(tid) };
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
             let unwinder = &mut self.unwinders[index];
             self.jit.begin_walk(u64::MAX);
@@ -340,7 +341,7 @@ impl Session<'_> {
                     stack_top: Some(Avma(thread.stack_top)),
                     max_depth: 4096,
                     outer: (!narrow).then_some(&memory),
-                    blocked_signals: blocked_signals(tid).filter(|_| !narrow),
+                    blocked_signals: blocked,
                     ..Input::new(stack, &code)
                 };
                 let registers = if narrow { narrowed(now) } else { Registers::X86_64(*now) };

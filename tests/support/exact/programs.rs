@@ -130,8 +130,9 @@ const NARROW: f64 = 0.985;
 
 /// Marker in place of a compiler: the source is the path of an installed program.
 const INSTALLED: &str = "";
-/// Most boundaries of an installed program.
+/// Most boundaries of an installed program, in the long and the short form.
 const INSTALLED_BOUNDARIES_MAX: u64 = 250_000;
+const INSTALLED_BOUNDARIES_SHORT: u64 = 100_000;
 
 const PERL: &str = r"my %n; for my $i (1..40) { my $w = sprintf('%05d', $i * 37 % 997); $n{$w} .= reverse $w; }
     my $t = join ',', sort { $n{$a} cmp $n{$b} } keys %n; $t =~ s/(\d)(\d)/$2$1/g; print $t";
@@ -173,8 +174,8 @@ const VARIANTS: [Variant; 112] = [
     variant("throws.cpp", "g++", &["-O2", FP]),
     variant("throws.cpp", "g++", &["-O0"]).lazy(),
     variant("throws.cpp", "clang++-19", &["-O2"]).lazy(),
-    variant("mixed.rs", "rustc", &["-O"]),
-    variant("mixed.rs", "rustc", &["-O"]).lazy().short(),
+    variant("mixed.rs", "rustc", &["-O"]).short(),
+    variant("mixed.rs", "rustc", &["-O"]).lazy(),
     variant("mixed.rs", "rustc", &["-O", RUST_FP]),
     variant("mixed.rs", "rustc", &["-O", "-Cpanic=unwind", "-Ctarget-cpu=native"]),
     variant("mixed.rs", "rustc", &[]),
@@ -191,7 +192,7 @@ const VARIANTS: [Variant; 112] = [
     variant("jit.c", "gcc", &["-O2"]).with(&["fp"]).exact(MADE).short(),
     variant("jit.c", "gcc", &["-O2"]).exact(MADE_WITHOUT_FP).short(),
     variant("plain.c", "gcc", &[M32, "-O2"]).exact(NARROW).stepped_from_linker(),
-    variant("plain.c", "gcc", &[M32, "-O2"]).exact(NARROW).lazy().stepped_from_linker().short(),
+    variant("plain.c", "gcc", &[M32, "-O2"]).exact(NARROW).lazy().stepped_from_linker(),
     variant("plain.c", "gcc", &[M32, "-O2", FP]).exact(NARROW).short(),
     variant("plain.c", "gcc", &[M32, "-O2", FP]).exact(NARROW).lazy(),
     variant("plain.c", "gcc", &[M32, "-O0"]).exact(NARROW).lazy(),
@@ -210,11 +211,11 @@ const VARIANTS: [Variant; 112] = [
     variant("contexts.c", "gcc", &[M32, "-O2"]).exact(NARROW).short(),
     variant("contexts.c", "gcc", &[M32, "-O2", "-static"]).exact(NARROW),
     variant("contexts.c", "clang-19", &[M32, "-O0"]).exact(NARROW).lazy(),
-    variant("threads.c", "gcc", &[M32, "-O2", "-pthread"]).exact(NARROW).lazy().short(),
-    variant("threads.c", "gcc", &[M32, "-O2", "-pthread", "-static", "-DSTATIC"]).exact(NARROW),
+    variant("threads.c", "gcc", &[M32, "-O2", "-pthread"]).exact(NARROW).lazy(),
+    variant("threads.c", "gcc", &[M32, "-O2", "-pthread", "-static", "-DSTATIC"]).exact(NARROW).short(),
     variant("threads.c", "clang-19", &[M32, "-Os", "-pthread"]).exact(NARROW),
-    variant("throws.cpp", "g++", &[M32, "-O2"]).exact(NARROW).lazy().short(),
-    variant("throws.cpp", "g++", &[M32, "-O2", FP]).exact(NARROW),
+    variant("throws.cpp", "g++", &[M32, "-O2"]).exact(NARROW).lazy(),
+    variant("throws.cpp", "g++", &[M32, "-O2", FP]).exact(NARROW).short(),
     variant("throws.cpp", "g++", &[M32, "-O0"]).exact(NARROW),
     variant("throws.cpp", "g++", &[M32, "-Os"]).exact(NARROW),
     variant("throws.cpp", "clang++-19", &[M32, "-O2"]).exact(NARROW).lazy(),
@@ -283,6 +284,7 @@ pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<Strin
                     in_pieces: variant.in_pieces,
                     group: variant.group(),
                     boundaries_max: match variant.compiler {
+                        INSTALLED if short => INSTALLED_BOUNDARIES_SHORT,
                         INSTALLED => INSTALLED_BOUNDARIES_MAX,
                         _ => u64::MAX,
                     },
