@@ -12,7 +12,7 @@ const AUGMENTATION_MAX: usize = 16;
 
 /// A section in the form that gimli reads; searched on first use.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Readable(OnceLock<Option<Rewritten>>);
+pub(super) struct Readable(OnceLock<Option<RewrittenSection>>);
 
 impl Readable {
     /// A section of a processor without these augmentations.
@@ -31,15 +31,15 @@ impl Readable {
 
 /// A section with the augmentations replaced by that of signal trampolines (`S`).
 #[derive(Clone, Debug)]
-struct Rewritten {
+struct RewrittenSection {
     bytes: Vec<u8>,
     /// Offsets of the CIEs that are no signal trampolines; ascending.
     not_signal: Vec<usize>,
 }
 
 /// Rewrites a section; `None` if it has none of these augmentations.
-fn rewrite(section: &[u8]) -> Option<Rewritten> {
-    let mut rewritten: Option<Rewritten> = None;
+fn rewrite(section: &[u8]) -> Option<RewrittenSection> {
+    let mut rewritten: Option<RewrittenSection> = None;
     let word = |at: usize| section.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word));
     let mut at = 0usize;
     // An entry with a 64-bit length, which compilers do not emit, ends this, and gimli's use too.
@@ -51,7 +51,7 @@ fn rewrite(section: &[u8]) -> Option<Rewritten> {
             let marks = letters.iter().enumerate().filter(|(_, letter)| matches!(letter, b'B' | b'G'));
             for (index, _) in marks {
                 let rewritten = rewritten
-                    .get_or_insert_with(|| Rewritten { bytes: section.to_vec(), not_signal: Vec::new() });
+                    .get_or_insert_with(|| RewrittenSection { bytes: section.to_vec(), not_signal: Vec::new() });
                 rewritten.bytes[augmentation + index] = b'S';
                 if !letters.contains(&b'S') && rewritten.not_signal.last() != Some(&at) {
                     rewritten.not_signal.push(at);

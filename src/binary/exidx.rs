@@ -1,5 +1,5 @@
 //! Unwind tables of 32-bit Arm: the rule for a caller in the body of a function. Input: file bytes and a stated
-//! address, all hostile. Output: the bounds of the entry there and a [`TableSays`].
+//! address, all hostile. Output: the bounds of the entry there and a [`ExidxEntry`].
 //!
 //! Found by program header, by section, or by the symbols that linker scripts define around the table.
 //! `opcodes.rs` interprets the instructions of an entry. Not for: prologues and epilogues, which these tables do
@@ -20,7 +20,7 @@ use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, 
 use super::elf::{Class, SECTION_NAME_BYTES_MAX, SEGMENTS_MAX, class, section_names};
 use super::object::name_at;
 use crate::addr::Svma;
-use crate::binary::frame_rule::TableSays;
+use crate::binary::frame_rule::ExidxEntry;
 
 /// Program header and section of the table (ELF for the Arm Architecture, 5.3.3 and 6.1).
 const PT_ARM_EXIDX: u32 = 0x7000_0001;
@@ -48,7 +48,7 @@ pub struct Entry {
     /// these may be several functions.
     pub function: Range<Svma>,
     /// Its content.
-    pub said: TableSays,
+    pub said: ExidxEntry,
 }
 
 impl Exidx {
@@ -101,12 +101,12 @@ impl Exidx {
         // The last entry has no end; linkers emit one at the end of the code.
         let end = self.start_of(table, index + 1).unwrap_or(u32::MAX);
         let said = match self.instructions(bytes, table, index) {
-            Instructions::CannotUnwind => TableSays::CannotUnwind,
+            Instructions::CannotUnwind => ExidxEntry::CannotUnwind,
             Instructions::These(code) => match opcodes::row(&code) {
-                Some(row) => TableSays::Row(Box::new(row)),
-                None => TableSays::Refused,
+                Some(row) => ExidxEntry::Row(Box::new(row)),
+                None => ExidxEntry::Refused,
             },
-            Instructions::Damaged => TableSays::Refused,
+            Instructions::Damaged => ExidxEntry::Refused,
         };
         Some(Entry { function: Svma(start.into())..Svma(end.into()), said })
     }

@@ -146,7 +146,7 @@ pub type RowArm = Row<[Column; ARM_COLUMNS]>;
 
 /// An entry of the tables of 32-bit Arm's exception handling ABI, for function bodies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TableSays {
+pub enum ExidxEntry {
     /// The rule for the caller.
     Row(Box<RowArm>),
     /// No caller can be found: start code, assembly, or code without an entry.

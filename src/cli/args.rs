@@ -42,7 +42,7 @@ pub use record::{
 };
 use source::several;
 pub use source::{FindProcess, Source, Stub};
-use values::{Parsed, parse_flags, usage};
+use values::{ParsedFlags, parse_flags, usage};
 pub use values::{SymbolOptions, Verbosity};
 
 /// Reserved names of commands that are not implemented.
@@ -125,8 +125,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         _ => {}
     }
     let flags: RecordFlags = match parse_flags("stackprof", &words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Command::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(Command::Print(text)),
     };
     if !flags.stray.is_empty() {
         return Err(stray_words(&flags.stray));
@@ -136,11 +136,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
     Ok(Command::Record(record::recording(source, launch, &flags.scope, flags.recording)?))
 }
 
-impl<F> Parsed<F> {
+impl<F> ParsedFlags<F> {
     fn into_command(self, of: impl FnOnce(F) -> Command) -> Command {
         match self {
-            Parsed::Flags(flags) => of(flags),
-            Parsed::Print(text) => Command::Print(text),
+            ParsedFlags::Flags(flags) => of(flags),
+            ParsedFlags::Print(text) => Command::Print(text),
         }
     }
 }
@@ -159,8 +159,8 @@ fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
 
 fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
     let flags: DemoFlags = match parse_flags("stackprof demo", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Command::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(Command::Print(text)),
     };
     if let Some(word) = flags.stray.first().or_else(|| launch.as_ref()?.first()) {
         return Err(usage(format!(

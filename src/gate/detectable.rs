@@ -262,7 +262,7 @@ fn critical_value(values: &[f64], permutations: &Permutations, level: f64) -> f6
         return 0.0;
     }
     let values = Values::new(values, None);
-    let mut largest = Largest::of(level * permutations.len() as f64);
+    let mut largest = LargestNumbers::of(level * permutations.len() as f64);
     permutations.iter().for_each(|permutation| largest.add(values.statistic(permutation)));
     largest.least()
 }
@@ -281,8 +281,8 @@ fn critical_of_family(noise: &Noise, gains: &[&Gain], permutations: &Permutation
     if functions.is_empty() {
         return 0.0;
     }
-    let mut of_any = Largest::of(alpha / 2.0 * permutations.len() as f64);
-    let mut of_all = Largest::of(alpha * permutations.len() as f64);
+    let mut of_any = LargestNumbers::of(alpha / 2.0 * permutations.len() as f64);
+    let mut of_all = LargestNumbers::of(alpha * permutations.len() as f64);
     for permutation in permutations.iter() {
         let mut any = f64::NEG_INFINITY;
         for values in &functions {
@@ -296,15 +296,15 @@ fn critical_of_family(noise: &Noise, gains: &[&Gain], permutations: &Permutation
 }
 
 /// The largest of many numbers: a bounded heap.
-struct Largest {
+struct LargestNumbers {
     count: usize,
     numbers: Vec<f64>,
 }
 
-impl Largest {
+impl LargestNumbers {
     /// Keeps as many as `allowed`, and at least one.
-    fn of(allowed: f64) -> Largest {
-        Largest { count: ((allowed + 1e-9) as usize).max(1), numbers: Vec::new() }
+    fn of(allowed: f64) -> LargestNumbers {
+        LargestNumbers { count: ((allowed + 1e-9) as usize).max(1), numbers: Vec::new() }
     }
 
     fn add(&mut self, number: f64) {

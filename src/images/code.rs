@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::view::ImageView;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
+use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
 use crate::walk::{Code, FilePlace};
 
 impl Code for ImageView<'_> {
@@ -37,7 +37,7 @@ impl Code for ImageView<'_> {
         ImageView::is_t32(self, pc)
     }
 
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
         ImageView::exidx(self, lookup)
     }
 

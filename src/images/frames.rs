@@ -8,7 +8,7 @@ use super::view::ImageView;
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
 use crate::binary::exidx::Exidx;
-use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Column, Columns, FrameRule, Row, TableSays};
+use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Column, Columns, FrameRule, Row, ExidxEntry};
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 use crate::binary::pe::epilogue;
@@ -58,7 +58,7 @@ impl<'a> ImageView<'a> {
     /// The entry of the 32-bit Arm exception handling ABI's tables at a code address, and its bounds, clipped to the
     /// mapping.
     #[must_use]
-    pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, TableSays)> {
+    pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
         let region = self.space.find(pc.0)?;
         let (image, svma) = self.at(pc)?;
         let entry = image.exidx_entry(svma)?;

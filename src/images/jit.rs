@@ -23,7 +23,7 @@ use requests::{BLOCK_BYTES, Requests};
 use super::history::Images;
 use super::view::ImageView;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
+use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
 use crate::walk::{Code, CodeTraits, FilePlace, Glance, NeedsBytes};
@@ -363,7 +363,7 @@ impl Code for TargetCode<'_> {
         self.images.is_t32(pc)
     }
 
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
         self.images.exidx(lookup)
     }
 

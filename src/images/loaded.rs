@@ -10,7 +10,7 @@ use crate::binary::cfi::Cfi;
 use crate::binary::elf::functions::Functions as ElfFunctions;
 use crate::binary::elf::variables;
 use crate::binary::exidx::{Entry, Exidx};
-use crate::binary::frame_rule::TableSays;
+use crate::binary::frame_rule::ExidxEntry;
 use crate::binary::macho::functions::Functions;
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
@@ -145,7 +145,7 @@ impl Image {
         }
         let described = self.last_function_of_cfi(svma).or_else(|| {
             let entry = self.exidx_entry(svma)?;
-            (entry.said != TableSays::CannotUnwind).then_some(entry.function)
+            (entry.said != ExidxEntry::CannotUnwind).then_some(entry.function)
         });
         described.filter(|function| function.contains(&svma))
     }

@@ -1,6 +1,6 @@
 //! The frames of saved stacks, as indexes into the profile's tables.
 
-use crate::trie::{FrameWords, Key, Stacked};
+use crate::trie::{FrameWords, Key, StackKey};
 
 /// A frame of a stack of a [`SavedProfile`](super::SavedProfile).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,7 +26,7 @@ impl Key for StackFrame {
     }
 }
 
-impl Stacked for StackFrame {
+impl StackKey for StackFrame {
     /// Index of the root.
     type Head = u32;
     /// Index of the frame.

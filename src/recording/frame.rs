@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use crate::addr::LookupAvma;
-use crate::trie::{FrameWords, Key, Stacked};
+use crate::trie::{FrameWords, Key, StackKey};
 
 /// Root of a stack: its program or thread, whether stacks below reached the thread's root, and whether the
 /// thread waited.
@@ -85,7 +85,7 @@ impl Key for Frame {
     }
 }
 
-impl Stacked for Frame {
+impl StackKey for Frame {
     /// The root, and the number of the address space.
     type Head = (Root, u32);
     type Word = LookupAvma;

@@ -7,7 +7,7 @@ use super::prefetch_list::PrefetchList;
 use super::stack_size::StackSize;
 use crate::addr::Avma;
 use crate::sources::Capture;
-use crate::walk::{StackBytes, StackEnd, Walked};
+use crate::walk::{StackBytes, StackEnd, WalkResult};
 
 /// Maximum number of searches for the top of a stack.
 const TOP_SEARCHES: u8 = 8;
@@ -63,7 +63,7 @@ impl StackExtent {
     pub(super) fn fit(
         &mut self,
         capture: &Capture,
-        walked: &Walked,
+        walked: &WalkResult,
         stack_max_bytes: usize,
         may_prefetch: bool,
     ) -> usize {
@@ -86,7 +86,7 @@ impl StackExtent {
 
     /// Searches for the stack top of a thread that existed before the recording, if its walk is incomplete without
     /// it; returns whether it searched. `find` searches from an address on.
-    pub(super) fn search_top(&mut self, walked: &Walked, find: impl FnOnce(Avma) -> Option<Avma>) -> bool {
+    pub(super) fn search_top(&mut self, walked: &WalkResult, find: impl FnOnce(Avma) -> Option<Avma>) -> bool {
         if walked.ended.is_complete() || self.top.is_some() || self.top_searches_left == 0 {
             return false;
         }

@@ -5,7 +5,7 @@
 //! any size (a switched stack, a chain into the heap) would otherwise make each stop copy megabytes for nothing.
 //! After growth in vain, later attempts back off. The size shrinks in small steps, because depth recurs.
 
-use crate::walk::{StackEnd, Walked};
+use crate::walk::{StackEnd, WalkResult};
 
 /// Size of a thread's first capture; growth reaches at least this size again.
 pub(super) const FIRST_STACK_BYTES: usize = 32 << 10;
@@ -47,7 +47,7 @@ impl StackSize {
 
     /// Adjusts the size after a walk that `needed` this many bytes above the stack pointer of the `copied` ones.
     /// `max_bytes`: current limit of a stop.
-    pub(super) fn fit(&mut self, walked: &Walked, needed: usize, copied: usize, max_bytes: usize) {
+    pub(super) fn fit(&mut self, walked: &WalkResult, needed: usize, copied: usize, max_bytes: usize) {
         if walked.ended == StackEnd::DeeperThanCopied {
             // Fewer bytes than requested: the memory ends there, and nothing is above.
             if copied >= self.bytes {
@@ -117,8 +117,8 @@ mod tests {
 
     const MAX: usize = 1 << 20;
 
-    fn walked(ended: StackEnd) -> Walked {
-        Walked { ended, reached: Avma(0) }
+    fn walked(ended: StackEnd) -> WalkResult {
+        WalkResult { ended, reached: Avma(0) }
     }
 
     fn ran_out(stack_size: &mut StackSize) {

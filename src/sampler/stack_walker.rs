@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::images::{CodeMemory, TargetCode};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process};
-use crate::walk::{self, Frames, Method, OtherStack, OuterStack, StackBytes, StackEnd, UnwindMethod, Walked};
+use crate::walk::{self, Frames, Method, OtherStack, OuterStack, StackBytes, StackEnd, UnwindMethod, WalkResult};
 
 /// Walks the stacks of a recording.
 pub(super) struct StackWalker<'a> {
@@ -306,7 +306,7 @@ impl WalkRounds<'_> {
         stack_top: Option<Avma>,
         read: &mut dyn FnMut(Avma, &mut [u8]) -> usize,
         frames: &mut Frames,
-    ) -> Option<Walked> {
+    ) -> Option<WalkResult> {
         let ProcessCode { images, jit, unwinder } = &mut self.code;
         let code_memory = CodeMemory::new(read);
         let code = TargetCode { images: *images, jit, memory: Some(&code_memory) };

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::dwarf::{Ask, Chain, Debug, Job, LineInfo, Sections, SplitFiles, Texts, TextsShared};
+use super::dwarf::{DwarfParts, Chain, Debug, Job, LineInfo, Sections, SplitFiles, Texts, TextsShared};
 use super::locate::{DebugFiles, locate};
 use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, jitdump, plt, stubs};
@@ -92,7 +92,7 @@ impl<'f> OpenDwarf<'f> {
     }
 
     /// Runs one of the jobs; the chains have indices of the image's addresses.
-    fn run(&self, job: &Job, wanted: &[u64], ask: Ask, texts: &mut Texts<'_>) -> Vec<Chain> {
+    fn run(&self, job: &Job, wanted: &[u64], ask: DwarfParts, texts: &mut Texts<'_>) -> Vec<Chain> {
         let Some((addresses, indices)) = &self.translated else {
             return self.debug.run(job, wanted, ask, &self.splits, texts);
         };
@@ -117,7 +117,7 @@ pub(super) fn name(
 ) -> Vec<ImageNames> {
     let asked: Vec<ImageTask<'_>> =
         asked.into_iter().map(|(image, wanted)| ImageTask::new(image, wanted)).collect();
-    let ask = Ask { inlines: options.inlines, lines: options.lines };
+    let ask = DwarfParts { inlines: options.inlines, lines: options.lines };
 
     // One task for the symbols of each image and one for its DWARF.
     let begun = in_parallel(options.threads, asked.len() * 2, shared, |texts, task| {
@@ -281,7 +281,7 @@ fn behind_its_size<'s>(table: &'s SymbolTable, image: &Image, at: Svma) -> Resul
     if symbol.start == function.start && is_last { Ok(symbol) } else { Err(Why::NotCovered) }
 }
 
-fn open<'f>(asked: &ImageTask<'_>, options: &Options<'f>, ask: Ask) -> (Vec<OpenDwarf<'f>>, Vec<String>) {
+fn open<'f>(asked: &ImageTask<'_>, options: &Options<'f>, ask: DwarfParts) -> (Vec<OpenDwarf<'f>>, Vec<String>) {
     let located = asked.located(options);
     let mut problems = located.problems.clone();
     if !ask.inlines && !ask.lines {

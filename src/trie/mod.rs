@@ -40,7 +40,7 @@ pub trait Key: Copy + Ord {
 }
 
 /// A key for stacks that are inserted whole: a head, then a word for each frame below it.
-pub trait Stacked: Key {
+pub trait StackKey: Key {
     /// The outermost frame and the address space of the words.
     type Head: Copy;
 
@@ -60,7 +60,7 @@ pub trait Stacked: Key {
 /// The last new stack, with its nodes: the next new stack is mostly from the same thread a little later, and
 /// shares the outer part.
 #[derive(Clone, Default)]
-struct LastNew {
+struct LastNewStack {
     /// The bits of its head.
     head: u64,
     leaf_first: Vec<u64>,
@@ -75,7 +75,7 @@ pub struct Trie<K> {
     leaves: LeafTable,
     nodes: NodeTable,
     frames: FrameTable,
-    last_new: LastNew,
+    last_new: LastNewStack,
     total: u64,
     distinct_stacks: usize,
     key: PhantomData<K>,
@@ -96,7 +96,7 @@ impl<K: Key> Trie<K> {
             leaves: LeafTable::default(),
             nodes: NodeTable::new(nodes_max.min(NODES_MAX)),
             frames: FrameTable::new(frames_max.min(FRAMES_MAX)),
-            last_new: LastNew::default(),
+            last_new: LastNewStack::default(),
             total: 0,
             distinct_stacks: 0,
             key: PhantomData,
@@ -356,7 +356,7 @@ impl<K: Key> Trie<K> {
     }
 }
 
-impl<K: Stacked> Trie<K> {
+impl<K: StackKey> Trie<K> {
     /// Counts a stack: the head, then the words from last (outermost) to first (leaf).
     ///
     /// Without words the head itself is the leaf. Weight 0 adds the stack without counting it. Two different

@@ -42,7 +42,7 @@ impl Key for Frame {
     }
 }
 
-impl Stacked for Frame {
+impl StackKey for Frame {
     type Head = (u32, u32);
     type Word = u64;
 

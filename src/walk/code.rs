@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::glance::Glance;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
+use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
 
 /// Properties of code that depend on its compiler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub trait Code {
 
     /// The entry of the Arm exception handling ABI's tables for a look-up address, and the bounds of its function
     /// without the T32 bit; `None` if there is none.
-    fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
+    fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
         None
     }
 

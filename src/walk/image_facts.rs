@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use super::code::{Code, CodeTraits, FilePlace};
 use super::glance::Glance;
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
+use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
 
 /// Limit on facts of one kind; one more clears them all. The capacity of a hash table with 65,536 slots.
 const FACTS_MAX: usize = 7 << 13;
@@ -198,7 +198,7 @@ impl Code for Scope<'_> {
         self.note(pc).is_t32(pc)
     }
 
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
         self.note(lookup).exidx(lookup)
     }
 

@@ -43,7 +43,7 @@ pub use frames::{Frames, Method, UnwindMethod};
 pub use glance::{GLANCE_BYTES, Glance};
 pub use input::{Input, OtherStack, OuterStack};
 pub use root::SEARCH_BYTES;
-pub use stack_end::{StackEnd, Walked};
+pub use stack_end::{StackEnd, WalkResult};
 pub use words::StackBytes;
 
 use engine::{Engine, Shared};
@@ -128,11 +128,11 @@ pub fn unwind(
     input: &Input<'_>,
     unwinder: &mut Unwinder,
     out: &mut Frames,
-) -> Result<Walked, NeedsBytes> {
+) -> Result<WalkResult, NeedsBytes> {
     out.clear();
     if how.is_of_arm() && registers.arch() != Arch::Arm {
         out.push(CodeAddress::Pc(registers.pc()), Method::Context);
-        return Ok(Walked { ended: StackEnd::NoUnwindInfo, reached: registers.sp() });
+        return Ok(WalkResult { ended: StackEnd::NoUnwindInfo, reached: registers.sp() });
     }
     let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
     let walked = match registers {
@@ -145,7 +145,7 @@ pub fn unwind(
 }
 
 /// Walks by the method `how` with a second copied stack. The needed size of each stack counts from its own stack
-/// pointer; [`Walked::reached`] is the larger of the two, as an address of the first stack.
+/// pointer; [`WalkResult::reached`] is the larger of the two, as an address of the first stack.
 ///
 /// # Errors
 /// The bytes of JIT code that the walk needs.
@@ -156,7 +156,7 @@ pub fn unwind_on_two(
     other: Option<OtherStack<'_>>,
     unwinder: &mut Unwinder,
     out: &mut Frames,
-) -> Result<Walked, NeedsBytes> {
+) -> Result<WalkResult, NeedsBytes> {
     match registers {
         Registers::Arm(registers) if other.is_some() => {
             out.clear();

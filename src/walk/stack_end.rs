@@ -65,7 +65,7 @@ impl StackEnd {
 
 /// The result of a walk besides the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Walked {
+pub struct WalkResult {
     /// Why it ended.
     pub ended: StackEnd,
     /// First address above the last frame record that was read: the stack size that the walk needed.

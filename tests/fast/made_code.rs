@@ -5,7 +5,7 @@ use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::{Mapping, MappingKind, OpenError};
 use stackprof::images::{CodeMemory, Images, JitCode, KEPT_NS, TargetCode};
-use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder, Walked};
+use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder, WalkResult};
 
 const START: u64 = 0x7000_0000_0000;
 const BYTES: usize = 64 << 10;
@@ -60,7 +60,7 @@ impl Process {
 
     /// Like `walk`, for a thread at `pc` with these words on its stack and this budget; also returns why the
     /// walk ended.
-    fn walk_at(&mut self, pc: u64, words: &[u64], budget: u64) -> (Vec<u64>, Walked) {
+    fn walk_at(&mut self, pc: u64, words: &[u64], budget: u64) -> (Vec<u64>, WalkResult) {
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let mut gpr = [0; 16];
         gpr[X86_64::RSP] = STACK;

@@ -67,12 +67,12 @@ fn an_entry_extends_to_the_next_one() {
     assert_eq!(entry(&file, TEXT - 1), None);
     let first = entry(&file, TEXT + 0xf).expect("an entry");
     assert_eq!(first.function, Svma(TEXT.into())..Svma((TEXT + 0x10).into()));
-    let TableSays::Row(row) = first.said else { panic!("{first:?}") };
+    let ExidxEntry::Row(row) = first.said else { panic!("{first:?}") };
     assert_eq!((&row.cfa, saved(&row)), (&Cfa::Register(13, 8), vec![(4, -8), (14, -4)]));
-    assert_eq!(entry(&file, TEXT + 0x10).map(|entry| entry.said), Some(TableSays::CannotUnwind));
+    assert_eq!(entry(&file, TEXT + 0x10).map(|entry| entry.said), Some(ExidxEntry::CannotUnwind));
     let third = entry(&file, TEXT + 0x20).expect("an entry");
     assert_eq!(third.function.start, Svma((TEXT + 0x20).into()), "without the bit of T32");
-    let TableSays::Row(row) = third.said else { panic!("{third:?}") };
+    let ExidxEntry::Row(row) = third.said else { panic!("{third:?}") };
     assert_eq!(row.cfa, Cfa::Register(7, 28));
     assert_eq!(saved(&row), [(4, -20), (5, -16), (6, -12), (7, -8), (14, -4)]);
 }
@@ -136,7 +136,7 @@ fn reserved_or_truncated_instructions_are_refused() {
 fn malformed_files_have_no_rows_and_do_not_panic() {
     let good = file(&[(TEXT, 0x80a8_b0b0), (TEXT + 0x10, relative(TABLE + 12, EXTAB))], &[0x82ff_0000]);
     // More words than available: they are read up to the end of the segment.
-    assert!(entry(&good, TEXT + 0x10).is_some_and(|entry| entry.said == TableSays::Refused));
+    assert!(entry(&good, TEXT + 0x10).is_some_and(|entry| entry.said == ExidxEntry::Refused));
     for at in 0..good.len() {
         for value in [0, 1, 0x7f, 0x80, 0xff] {
             let mut damaged = good.clone();

@@ -13,7 +13,7 @@ use super::gate::GateFlags;
 use super::heap::HeapFlags;
 use super::open::OpenFlags;
 use super::render::RenderFlags;
-use super::values::{Parsed, parse_flags, usage};
+use super::values::{ParsedFlags, parse_flags, usage};
 use crate::cli::flags::{CommonFlags, DemoFlags, DumpFlags, RecordFlags, TEMPLATE};
 use crate::error::Result;
 
@@ -60,14 +60,14 @@ pub(super) enum Completions {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with a list of the shells.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Completions>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Completions>> {
     const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
     let flags: CompletionsFlags = match parse_flags("stackprof completions", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Parsed::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
     };
     if flags.processes {
-        return Ok(Parsed::Flags(Completions::Processes));
+        return Ok(ParsedFlags::Flags(Completions::Processes));
     }
     let words: Vec<&OsString> = flags.shell.iter().chain(launch.unwrap_or_default()).collect();
     match words.as_slice() {
@@ -75,7 +75,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         [name] => {
             let shell = name.to_str().and_then(|name| name.parse().ok());
             shell
-                .map(|shell| Parsed::Flags(Completions::Script(shell)))
+                .map(|shell| ParsedFlags::Flags(Completions::Script(shell)))
                 .ok_or_else(|| usage(format!("there are no completions for `{}`: {FORM}", name.display())))
         }
         [_, second, ..] => {

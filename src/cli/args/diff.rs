@@ -9,7 +9,7 @@ use clap::{ArgAction, Parser};
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
 use super::graph_options::GraphOptions;
 use super::time_range::{once, range};
-use super::values::{Parsed, Verbosity, parse_flags, usage, verbosity};
+use super::values::{ParsedFlags, Verbosity, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::MeasureChoice;
 use crate::diff::stacks::Matching;
@@ -134,11 +134,11 @@ pub struct Diff {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Diff>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Diff>> {
     const FORM: &str = "stackprof diff BASE NEW [-o FILE]";
     let mut flags: DiffFlags = match parse_flags("stackprof diff", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Parsed::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
     };
     // After `--`, every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
@@ -185,7 +185,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
     ];
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
     let graph = GraphOptions::new(flags.title, flags.min_width.as_deref(), &flags.look)?;
-    Ok(Parsed::Flags(Diff {
+    Ok(ParsedFlags::Flags(Diff {
         base: base.into(),
         new: new.into(),
         parts,

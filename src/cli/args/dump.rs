@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::record::depth;
 use super::source::{FindProcess, Source, source, unwind};
-use super::values::{Parsed, SymbolOptions, Verbosity, parse_flags, usage, verbosity};
+use super::values::{ParsedFlags, SymbolOptions, Verbosity, parse_flags, usage, verbosity};
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;
 use crate::walk::UnwindMethod;
@@ -69,10 +69,10 @@ pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,
     find: FindProcess<'_>,
-) -> Result<Parsed<DumpCommand>> {
+) -> Result<ParsedFlags<DumpCommand>> {
     let flags: DumpFlags = match parse_flags("stackprof dump", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Parsed::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
     };
     const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
     let what = match flags.what.first().map(|word| word.to_string_lossy()).as_deref() {
@@ -84,7 +84,7 @@ pub(super) fn parse(
         None => return Err(usage(format!("missing argument WHAT: {FORM}"))),
     };
     if let (Listing::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
-        return Ok(Parsed::Flags(DumpCommand::Addresses(Addresses {
+        return Ok(ParsedFlags::Flags(DumpCommand::Addresses(Addresses {
             file: file.into(),
             list: list.clone(),
             symbol_options: SymbolOptions::from(&flags.symbol_options),
@@ -108,7 +108,7 @@ pub(super) fn parse(
         return Err(usage("dump shows one process; give one --pid"));
     }
     let source = source(&flags.source, None, find)?;
-    Ok(Parsed::Flags(DumpCommand::Process(Dump {
+    Ok(ParsedFlags::Flags(DumpCommand::Process(Dump {
         what,
         max_depth: depth(flags.max_depth.as_deref(), DUMP_DEPTH_MAX)?,
         unwind: unwind(flags.unwind.as_deref(), &source)?,

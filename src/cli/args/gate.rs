@@ -7,7 +7,7 @@ use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
 use super::output::{Destination, check_distinct};
-use super::values::{Parsed, Verbosity, number, parse_flags, usage, verbosity};
+use super::values::{ParsedFlags, Verbosity, number, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::diff::stacks::Matching;
 use crate::error::Result;
@@ -150,11 +150,11 @@ pub struct Gate {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Gate>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Gate>> {
     const FORM: &str = "stackprof gate --base FILE... --new FILE...";
     let flags: GateFlags = match parse_flags("stackprof gate", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Parsed::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
     };
     if let Some(word) = flags.stray.first().or_else(|| launch?.first()) {
         return Err(usage(format!(
@@ -214,7 +214,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
             .as_deref()
             .map_or(Ok(default.seed), |seed| number("--seed", seed, "a whole number", |_: u64| true))?,
     };
-    Ok(Parsed::Flags(Gate {
+    Ok(ParsedFlags::Flags(Gate {
         base: flags.base,
         new: flags.new,
         update_baseline: flags.update_baseline,

@@ -8,7 +8,7 @@ use super::heap_request::Heap;
 use super::record::{self, RecordOptions, SamplingOptions, seconds, size};
 use super::render::Patterns;
 use super::source::{self, FindProcess, Source};
-use super::values::{Parsed, invalid_value, number, parse_flags, usage};
+use super::values::{ParsedFlags, invalid_value, number, parse_flags, usage};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, SourceFlags, TEMPLATE};
 use crate::error::Result;
 use crate::heap::{Moment, ValueKind};
@@ -130,11 +130,11 @@ pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,
     find: FindProcess<'_>,
-) -> Result<Parsed<RecordOptions>> {
+) -> Result<ParsedFlags<RecordOptions>> {
     const FORM: &str = "stackprof heap [OPTIONS] -- COMMAND";
     let flags: HeapFlags = match parse_flags("stackprof heap", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Parsed::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
     };
     if let Some(word) = flags.stray.first() {
         return Err(usage(format!("`{}`: put the command after --: {FORM}", word.display())));
@@ -154,7 +154,7 @@ pub(super) fn parse(
     let scope = ScopeFlags { per_process: flags.per_process, ..ScopeFlags::default() };
     let recording = record::recording(source, launch, &scope, flags.recording)?;
     let sampling = SamplingOptions { hz: HZ, timeline_bytes: 0, ..recording.sampling };
-    Ok(Parsed::Flags(RecordOptions { heap: Some(heap), sampling, ..recording }))
+    Ok(ParsedFlags::Flags(RecordOptions { heap: Some(heap), sampling, ..recording }))
 }
 
 /// Refuses options that do not apply to the source.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use super::values::{Parsed, Verbosity, parse_flags, usage, verbosity};
+use super::values::{ParsedFlags, Verbosity, parse_flags, usage, verbosity};
 use super::viewer::{ViewerOptions, viewer_options};
 use crate::cli::flags::{CommonFlags, TEMPLATE, ViewerFlags};
 use crate::error::Result;
@@ -69,11 +69,11 @@ pub struct Open {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Open>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Open>> {
     const FORM: &str = "stackprof open PROFILE";
     let mut flags: OpenFlags = match parse_flags("stackprof open", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Parsed::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
     };
     flags.profile.extend(launch.unwrap_or_default().iter().cloned());
     let profile = match flags.profile.as_slice() {
@@ -89,7 +89,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
             )));
         }
     };
-    Ok(Parsed::Flags(Open {
+    Ok(ParsedFlags::Flags(Open {
         profile,
         viewer_options: viewer_options(&flags.viewer)?,
         strict: flags.strict,

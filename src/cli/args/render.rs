@@ -10,7 +10,7 @@ use regex_lite::Regex;
 use super::graph_options::GraphOptions;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::time_range::{once, time_range};
-use super::values::{Parsed, Verbosity, invalid_value, parse_flags, usage, verbosity};
+use super::values::{ParsedFlags, Verbosity, invalid_value, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
 use crate::error::Result;
@@ -203,14 +203,14 @@ fn first_line(error: &regex_lite::Error) -> String {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Parsed<Render>> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Render>> {
     const FORM: &str = "stackprof render PROFILE... -o FILE";
     const TOP_DEFAULT: usize = 20;
     const TOP_EXPECTED: &str = "a whole number, 1 or more";
     let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::source::is_number);
     let mut flags: RenderFlags = match parse_flags("stackprof render", words)? {
-        Parsed::Flags(flags) => flags,
-        Parsed::Print(text) => return Ok(Parsed::Print(text)),
+        ParsedFlags::Flags(flags) => flags,
+        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
     };
     // First: one of these may have taken the next option for its value.
     let time = time_range(once("--from", &flags.from)?, once("--to", &flags.to)?)?;
@@ -252,7 +252,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
         return Err(usage("--top and -o - both print on standard output; give one of them"));
     }
     let graph = GraphOptions::new(flags.title, flags.min_width.as_deref(), &flags.look)?;
-    Ok(Parsed::Flags(Render {
+    Ok(ParsedFlags::Flags(Render {
         profiles: flags.profiles.into_iter().map(PathBuf::from).collect(),
         strict: flags.strict,
         value_type: flags.value_type,

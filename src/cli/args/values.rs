@@ -47,19 +47,19 @@ impl From<&SymbolFlags> for SymbolOptions {
 }
 
 /// A parsed command line.
-pub(super) enum Parsed<F> {
+pub(super) enum ParsedFlags<F> {
     /// Its options.
     Flags(F),
     /// Text to print instead: help or version.
     Print(String),
 }
 
-pub(super) fn parse_flags<F: Parser>(command: &str, words: &[OsString]) -> Result<Parsed<F>> {
+pub(super) fn parse_flags<F: Parser>(command: &str, words: &[OsString]) -> Result<ParsedFlags<F>> {
     match F::try_parse_from(std::iter::once(OsStr::new(command)).chain(words.iter().map(AsRef::as_ref))) {
-        Ok(flags) => Ok(Parsed::Flags(flags)),
+        Ok(flags) => Ok(ParsedFlags::Flags(flags)),
         Err(error) => match error.kind() {
             clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion => {
-                Ok(Parsed::Print(error.render().to_string()))
+                Ok(ParsedFlags::Print(error.render().to_string()))
             }
             _ => Err(usage_error(&error, command)),
         },

@@ -59,13 +59,13 @@ impl<'a> Tree<'a> {
         let mut counts = vec![(0, 0); stacks.node_count()];
         let scales = comparison.scales();
         if let [base, new] = stacks.runs() {
-            let mut scaled = Scaled::by(scales.0);
+            let mut scaled = CountScaler::by(scales.0);
             for (node, count) in base.own() {
                 if let Some((base, _)) = counts.get_mut(node.0 as usize) {
                     *base = scaled.next(count);
                 }
             }
-            let mut scaled = Scaled::by(scales.1);
+            let mut scaled = CountScaler::by(scales.1);
             for (node, count) in new.own() {
                 if let Some((_, new)) = counts.get_mut(node.0 as usize) {
                     *new = scaled.next(count);
@@ -107,16 +107,16 @@ impl<'a> Tree<'a> {
 }
 
 /// Scales counts one after the other, carrying rounding errors over to the next.
-struct Scaled {
+struct CountScaler {
     scale: f64,
     /// The sums so far, before and after scaling.
     sum: u64,
     written: u64,
 }
 
-impl Scaled {
-    fn by(scale: f64) -> Scaled {
-        Scaled { scale, sum: 0, written: 0 }
+impl CountScaler {
+    fn by(scale: f64) -> CountScaler {
+        CountScaler { scale, sum: 0, written: 0 }
     }
 
     fn next(&mut self, count: u64) -> u64 {

@@ -30,7 +30,7 @@ struct Document<'a> {
     total_slower: bool,
     total_visible: Option<f64>,
     visible_power: f64,
-    total_where: Option<Where<'a>>,
+    total_where: Option<GrowthPath<'a>>,
     moved_why: Option<&'static str>,
     functions_too_small: usize,
     functions: Vec<FunctionRow<'a>>,
@@ -58,11 +58,11 @@ struct FunctionRow<'a> {
     visible: Option<f64>,
     q: Option<f64>,
     #[serde(rename = "where")]
-    place: Option<Where<'a>>,
+    place: Option<GrowthPath<'a>>,
 }
 
 #[derive(Serialize)]
-struct Where<'a> {
+struct GrowthPath<'a> {
     path: &'a [String],
     base: f64,
     new: f64,
@@ -145,13 +145,13 @@ fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-fn place(place: &CallPath) -> Where<'_> {
+fn place(place: &CallPath) -> GrowthPath<'_> {
     let functions = place.functions.iter().map(|Nameless { name, base, new }| NamelessFunction {
         name,
         base: *base,
         new: *new,
     });
-    Where {
+    GrowthPath {
         path: &place.path,
         base: place.base,
         new: place.new,

@@ -15,15 +15,15 @@ use crate::profile::{INCOMPLETE, shown};
 
 /// Results of the conditions for a name.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Matched {
+pub(super) struct FilterMatch {
     pub(super) included: bool,
     pub(super) excluded: bool,
     root: bool,
 }
 
-impl Matched {
-    fn or(self, other: Matched) -> Matched {
-        Matched {
+impl FilterMatch {
+    fn or(self, other: FilterMatch) -> FilterMatch {
+        FilterMatch {
             included: self.included || other.included,
             excluded: self.excluded || other.excluded,
             root: self.root || other.root,
@@ -34,7 +34,7 @@ impl Matched {
 /// Results for a frame.
 #[derive(Clone, Copy, Default)]
 pub(super) struct FrameMatch {
-    pub(super) matched: Matched,
+    pub(super) matched: FilterMatch,
     /// The outermost function that becomes a new root.
     pub(super) begin: Option<u32>,
 }
@@ -42,7 +42,7 @@ pub(super) struct FrameMatch {
 /// Results for a root.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RootMatch {
-    pub(super) matched: Matched,
+    pub(super) matched: FilterMatch,
     /// Its thread is kept.
     pub(super) thread: bool,
     /// Its stacks were walked to their thread's root.
@@ -54,8 +54,8 @@ pub(super) struct Judge<'j, 'f> {
     saved: &'j SavedProfile,
     filter: &'j Filter<'f>,
     lines: bool,
-    texts: Vec<Option<Matched>>,
-    with_lines: HashMap<Line, Matched>,
+    texts: Vec<Option<FilterMatch>>,
+    with_lines: HashMap<Line, FilterMatch>,
     /// Remaining bytes for composed names.
     left: usize,
 }
@@ -72,7 +72,7 @@ impl<'j, 'f> Judge<'j, 'f> {
         let mut verdicts = Vec::with_capacity(saved.frames().len());
         for (index, frame) in saved.frames().iter().enumerate() {
             let mut verdict = FrameMatch::default();
-            let mut take = |at: usize, matched: Matched| {
+            let mut take = |at: usize, matched: FilterMatch| {
                 verdict.matched = verdict.matched.or(matched);
                 if matched.root && verdict.begin.is_none() {
                     verdict.begin = Some(at as u32);
@@ -118,7 +118,7 @@ impl<'j, 'f> Judge<'j, 'f> {
         Ok(verdicts)
     }
 
-    fn line(&mut self, line: &Line) -> Result<Matched, Full> {
+    fn line(&mut self, line: &Line) -> Result<FilterMatch, Full> {
         let plain = self.text(self.saved.function(line.function).shown_name());
         if !self.lines {
             return Ok(plain);
@@ -131,7 +131,7 @@ impl<'j, 'f> Judge<'j, 'f> {
         Ok(matched)
     }
 
-    fn text(&mut self, text: TextId) -> Matched {
+    fn text(&mut self, text: TextId) -> FilterMatch {
         let slot = text.0 as usize;
         if let Some(Some(known)) = self.texts.get(slot) {
             return *known;
@@ -144,17 +144,17 @@ impl<'j, 'f> Judge<'j, 'f> {
     }
 
     /// Results for a name that is not a text of the profile.
-    fn made(&mut self, name: &str) -> Result<Matched, Full> {
+    fn made(&mut self, name: &str) -> Result<FilterMatch, Full> {
         let left = self.left.checked_sub(name.len());
         self.left = left.ok_or(Full { what: "bytes of names", limit: TEXT_BYTES_MAX })?;
         Ok(self.name(name))
     }
 
-    fn name(&self, name: &str) -> Matched {
+    fn name(&self, name: &str) -> FilterMatch {
         let name = &shown(name);
         let matches =
             |condition: Option<super::Condition<'_>>| condition.is_some_and(|condition| condition(name));
-        Matched {
+        FilterMatch {
             included: matches(self.filter.include),
             excluded: matches(self.filter.exclude),
             root: matches(self.filter.root),

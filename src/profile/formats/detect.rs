@@ -143,7 +143,7 @@ fn any(mut reader: impl BufRead, name: &str, packed_bytes: u64, tally: &mut Tall
     if !head.starts_with(&gzip::MAGIC) {
         return unpacked(head, reader, name, tally);
     }
-    let counted = Counted { inner: Cursor::new(head).chain(reader), consumed: 0 };
+    let counted = CountingReader { inner: Cursor::new(head).chain(reader), consumed: 0 };
     let unpacking = Bounded { inner: Members::new(counted), packed_bytes, unpacked_bytes: 0 };
     let mut reader = BufReader::with_capacity(1 << 16, unpacking);
     let head = self::head(&mut reader, name)?;
@@ -330,12 +330,12 @@ struct ThreadKeys<'a> {
 }
 
 /// A reader that counts consumed bytes.
-struct Counted<R> {
+struct CountingReader<R> {
     inner: R,
     consumed: u64,
 }
 
-impl<R: BufRead> Read for Counted<R> {
+impl<R: BufRead> Read for CountingReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(into)?;
         self.consumed = self.consumed.saturating_add(read as u64);
@@ -343,7 +343,7 @@ impl<R: BufRead> Read for Counted<R> {
     }
 }
 
-impl<R: BufRead> BufRead for Counted<R> {
+impl<R: BufRead> BufRead for CountingReader<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.inner.fill_buf()
     }
@@ -356,7 +356,7 @@ impl<R: BufRead> BufRead for Counted<R> {
 
 /// Unpacks, with an error beyond the limits.
 struct Bounded<R> {
-    inner: Members<Counted<R>>,
+    inner: Members<CountingReader<R>>,
     /// Length of the packed file, if known.
     packed_bytes: u64,
     unpacked_bytes: u64,

@@ -37,13 +37,13 @@ impl Lists {
 
 impl<'de> Deserialize<'de> for Lists {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Lists, D::Error> {
-        from.deserialize_seq(Outer)
+        from.deserialize_seq(ListsVisitor)
     }
 }
 
-struct Outer;
+struct ListsVisitor;
 
-impl<'de> Visitor<'de> for Outer {
+impl<'de> Visitor<'de> for ListsVisitor {
     type Value = Lists;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,7 +52,7 @@ impl<'de> Visitor<'de> for Outer {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Lists, A::Error> {
         let mut lists = Lists::default();
-        while from.next_element_seed(Inner(&mut lists.items))?.is_some() {
+        while from.next_element_seed(NumbersVisitor(&mut lists.items))?.is_some() {
             let end = u32::try_from(lists.items.len()).map_err(|_| A::Error::custom("too many numbers"))?;
             lists.ends.push(end);
         }
@@ -61,9 +61,9 @@ impl<'de> Visitor<'de> for Outer {
 }
 
 /// Adds one list.
-struct Inner<'l>(&'l mut Vec<u32>);
+struct NumbersVisitor<'l>(&'l mut Vec<u32>);
 
-impl<'de> DeserializeSeed<'de> for Inner<'_> {
+impl<'de> DeserializeSeed<'de> for NumbersVisitor<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
@@ -71,7 +71,7 @@ impl<'de> DeserializeSeed<'de> for Inner<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Inner<'_> {
+impl<'de> Visitor<'de> for NumbersVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

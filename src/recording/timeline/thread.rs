@@ -122,7 +122,7 @@ impl ThreadSamples {
     /// Reduces the samples to `detail`, merging adjacent ones of one stack without a pause of more than
     /// `gap_ns`. Decodes part of the samples at a time: all would take ten times the memory of their bytes.
     pub(super) fn reduce(&mut self, gap_ns: u64, detail: Detail) {
-        let mut joined = Joined { samples: ThreadSamples::default(), open: None, gap_ns };
+        let mut joined = MergedSamples { samples: ThreadSamples::default(), open: None, gap_ns };
         let mut all = self.iter();
         let mut part: Vec<TimedSample> = Vec::new();
         loop {
@@ -163,13 +163,13 @@ impl ThreadSamples {
 const DECODED_MAX: usize = 1 << 14;
 
 /// Samples with adjacent ones of one stack merged.
-struct Joined {
+struct MergedSamples {
     samples: ThreadSamples,
     open: Option<TimedSample>,
     gap_ns: u64,
 }
 
-impl Joined {
+impl MergedSamples {
     fn push(&mut self, sample: TimedSample) {
         match &mut self.open {
             Some(before)

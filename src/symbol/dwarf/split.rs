@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian};
 
 use super::budget::{Dwarf, DwarfError, INLINED_MAX};
-use super::debug::{Ask, Chain, Debug, LineInfo, Sections};
+use super::debug::{DwarfParts, Chain, Debug, LineInfo, Sections};
 use super::index::Job;
 use super::lines::{Lines, NO_FILE, NO_ROW, Row};
 use super::names::Texts;
@@ -52,7 +52,7 @@ impl Debug {
         &self,
         job: &Job,
         wanted: &[u64],
-        ask: Ask,
+        ask: DwarfParts,
         splits: &SplitFiles<'_>,
         texts: &mut Texts<'_>,
     ) -> Vec<Chain> {
@@ -70,7 +70,7 @@ fn run<'a>(
     dwarf: &Dwarf<'a>,
     job: &Job,
     wanted: &[u64],
-    ask: Ask,
+    ask: DwarfParts,
     splits: &SplitFiles<'_>,
     texts: &mut Texts<'_>,
 ) -> Result<Vec<Chain>, DwarfError> {
@@ -128,7 +128,7 @@ struct Work<'w, 'a> {
     dwarf: &'w Dwarf<'a>,
     opened: &'w OpenUnit<'a>,
     job: &'w Job,
-    ask: Ask,
+    ask: DwarfParts,
 }
 
 impl<'a> Work<'_, 'a> {

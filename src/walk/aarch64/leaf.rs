@@ -10,7 +10,7 @@ use super::record;
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Aarch64;
 use crate::walk::fp::{self, Facts};
-use crate::walk::{Code, Input, Walked};
+use crate::walk::{Code, Input, WalkResult};
 
 /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
 pub(super) fn walk(
@@ -18,7 +18,7 @@ pub(super) fn walk(
     input: &Input<'_>,
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
-) -> Walked {
+) -> WalkResult {
     let pc = Avma(registers.pc & input.address_mask);
     let sp = Avma(registers.sp);
     let frame_pointer = registers.x[Aarch64::FP] & input.address_mask;

@@ -7,7 +7,7 @@ use crate::arch::Aarch64;
 use crate::walk::engine::Engine;
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, UnwindMethod};
-use crate::walk::{Input, StackEnd, Walked};
+use crate::walk::{Input, StackEnd, WalkResult};
 
 impl Engine<Aarch64> {
     /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
@@ -18,14 +18,14 @@ impl Engine<Aarch64> {
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         if how != UnwindMethod::FramePointer {
             return self.walk(how, registers, input, out);
         }
         let walked = fp::by_records(out, |out| leaf::walk(registers, input, facts, out));
         let claims = walked.ended == StackEnd::Root;
         let unproved = claims && !self.confirms(&out.addresses, registers, input);
-        Walked { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
+        WalkResult { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
     }
 
     /// Whether unwind information does not contradict a walk by frame pointers that found these look-up addresses

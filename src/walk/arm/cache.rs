@@ -13,7 +13,7 @@ use super::start::SignalFrame;
 use super::{LR, SP, T32, call, entry, record, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Arm;
-use crate::binary::frame_rule::{Cfa, Column, RowArm, TableSays};
+use crate::binary::frame_rule::{Cfa, Column, RowArm, ExidxEntry};
 use crate::walk::frames::{Method, UnwindMethod};
 use crate::walk::processor::{self, Processor};
 use crate::walk::table::{Table, key, lookup_of};
@@ -202,8 +202,8 @@ fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> 
     let certain = |row: RowArm, method| Some(RowFacts { row, method, assumes: None });
     let by_cfi = || certain(processor::row::<Arm>(code, lookup)?, Method::Cfi);
     let by_exidx = || match code.exidx(lookup)?.1 {
-        TableSays::Row(row) => certain(*row, Method::Exidx),
-        TableSays::CannotUnwind | TableSays::Refused => None,
+        ExidxEntry::Row(row) => certain(*row, Method::Exidx),
+        ExidxEntry::CannotUnwind | ExidxEntry::Refused => None,
     };
     let by_code = || by_code(frame, code);
     let by_record = || certain(record::row(entry_of(frame, code)?, code)?, Method::FramePointer);

@@ -5,7 +5,7 @@ use crate::addr::Avma;
 use crate::arch::Arm;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::text::Text;
-use crate::walk::{Input, OtherStack, StackBytes, StackEnd, Walked};
+use crate::walk::{Input, OtherStack, StackBytes, StackEnd, WalkResult};
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;
@@ -49,7 +49,7 @@ fn walk_on_two(
     registers: &Arm,
     words: &[u32],
     other: Option<(u64, &[u32])>,
-) -> (Frames, Walked) {
+) -> (Frames, WalkResult) {
     let in_bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let (bytes, other_bytes) = (in_bytes(words), in_bytes(other.map_or(&[], |(_, words)| words)));
     let other = other.map(|(base, _)| OtherStack {

@@ -10,7 +10,7 @@ use crate::binary::frame_rule::Column;
 use crate::walk::bounds::{Failure, is_on_other_stack};
 use crate::walk::engine::Completeness;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::{Input, OtherStack, StackEnd, Walked};
+use crate::walk::{Input, OtherStack, StackEnd, WalkResult};
 
 /// The link register at reset, before any call (DDI 0403, B1.4.1).
 const AT_RESET: u64 = 0xffff_ffff;
@@ -53,7 +53,7 @@ impl Unwinder {
         input: &Input<'a>,
         other: Option<OtherStack<'a>>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let by_symbol = || input.code.is_t32(Avma(registers.r[usize::from(PC)] & !T32));
         let is_t32 = Frame::status_is_t32(registers).or_else(by_symbol);
         // Most functions are called by code in the same instruction set.
@@ -68,7 +68,7 @@ impl Unwinder {
         let in_other = self.unwind_from(how, &Frame::new(registers, !of_link), input, other, &mut others);
         let chosen = match (walked.ended.is_complete(), in_other.ended.is_complete()) {
             (true, true) if out.addresses != others.addresses => {
-                Walked { ended: StackEnd::UnverifiedFrameRecord, ..walked }
+                WalkResult { ended: StackEnd::UnverifiedFrameRecord, ..walked }
             }
             (false, true) => {
                 std::mem::swap(out, &mut others);
@@ -87,12 +87,12 @@ impl Unwinder {
         input: &Input<'a>,
         other: Option<OtherStack<'a>>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let walked = self.walk(how, leaf, input, other, out);
         // Frame records alone prove nothing: instructions and tables must lead to the same frames.
         let claims = how == UnwindMethod::FramePointer && walked.ended.is_complete();
         let unproved = claims && !self.confirms(&out.addresses, leaf, input, other);
-        Walked { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
+        WalkResult { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
     }
 
     fn confirms<'a>(
@@ -117,7 +117,7 @@ impl Unwinder {
         input: &Input<'a>,
         mut other: Option<OtherStack<'a>>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let mut input = *input;
         let mut frame = *leaf;
         out.push(frame.address, Method::Context);
@@ -133,12 +133,12 @@ impl Unwinder {
                 Step::To(caller, method) => (caller, method),
                 Step::Ends(first @ (StackEnd::Root | StackEnd::Fiber)) => {
                     let ended = completeness.at_outermost::<Arm>(first, reached, &input);
-                    return Walked { ended, reached };
+                    return WalkResult { ended, reached };
                 }
-                Step::Ends(ended) => return Walked { ended, reached },
+                Step::Ends(ended) => return WalkResult { ended, reached },
             };
             if out.len() >= input.max_depth {
-                return Walked { ended: StackEnd::DepthLimit, reached };
+                return WalkResult { ended: StackEnd::DepthLimit, reached };
             }
             // Every bit of EXC_RETURN has a meaning, including the lowest.
             let returns_to = next.raw;
@@ -148,16 +148,16 @@ impl Unwinder {
                 let number = exception::number(frame.status);
                 out.push(CodeAddress::Pc(Avma::exception(number)), Method::Exception);
                 if out.len() >= input.max_depth {
-                    return Walked { ended: StackEnd::DepthLimit, reached };
+                    return WalkResult { ended: StackEnd::DepthLimit, reached };
                 }
                 match exception::change_stack(&mut next, returns_to, &mut input, &mut other) {
                     Ok(true) => base = next.sp(),
                     Ok(false) => {}
-                    Err(ended) => return Walked { ended, reached },
+                    Err(ended) => return WalkResult { ended, reached },
                 }
                 match exception::interrupted(&next, returns_to, &input) {
                     Ok(interrupted) => (next, found_by) = (interrupted, Method::Exception),
-                    Err(ended) => return Walked { ended, reached },
+                    Err(ended) => return WalkResult { ended, reached },
                 }
             }
             if !is_on_other_stack(next.sp(), &input) {

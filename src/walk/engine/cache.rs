@@ -9,7 +9,7 @@ use super::callee_cache::CalleeCache;
 use super::frame_switch::FrameSwitch;
 use super::methods::{CallerRule, Unwind};
 use super::proof::Proof;
-use super::rule::{Ordinary, Rule, RuleKind};
+use super::rule::{OrdinaryRow, Rule, RuleKind};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::frames::Method;
@@ -162,9 +162,9 @@ impl<P: Unwind> Cache<P> {
         let switch = P::switch(address, &row, code);
         if switch == FrameSwitch::No
             && proof == Proof::Certain
-            && let Some(packed) = Ordinary::pack::<P>(&row)
+            && let Some(packed) = OrdinaryRow::pack::<P>(&row)
         {
-            return RuleKind::Ordinary(packed, method);
+            return RuleKind::OrdinaryRow(packed, method);
         }
         let is_trampoline = row.signal && address.is_return() && begins_trampoline::<P>(address.at(), code);
         self.keep_unusual(UnusualRule { row: *row, method, switch, is_trampoline, proof })

@@ -12,7 +12,7 @@ const SAVED_MAX: usize = 11;
 /// offsets of saved registers are in words from it. For a function with a frame record that is `(pc, sp, fp) =
 /// (fp[1], fp + 2 words, fp[0])`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::walk) struct Ordinary {
+pub(in crate::walk) struct OrdinaryRow {
     pub cfa_offset: i32,
     pub cfa_register: u8,
     saved: u8,
@@ -21,14 +21,14 @@ pub(in crate::walk) struct Ordinary {
     registers: [(u8, i16); SAVED_MAX],
 }
 
-impl Ordinary {
+impl OrdinaryRow {
     /// The saved registers with their offsets from the CFA in words.
     pub(super) fn saved(&self) -> &[(u8, i16)] {
         self.registers.get(..self.saved.into()).unwrap_or_default()
     }
 
     /// Packs a row; `None` if it is unusual.
-    pub(super) fn pack<P: Processor>(row: &RowOf<P>) -> Option<Ordinary> {
+    pub(super) fn pack<P: Processor>(row: &RowOf<P>) -> Option<OrdinaryRow> {
         let word = P::POINTER_BYTES.cast_signed();
         let words = |bytes: i64| i16::try_from(bytes / word).ok().filter(|_| bytes % word == 0);
         let Cfa::Register(cfa_register, offset) = row.cfa else { return None };
@@ -36,7 +36,7 @@ impl Ordinary {
         if row.signal || usize::from(cfa_register) >= pc {
             return None;
         }
-        let mut packed = Ordinary { cfa_offset, cfa_register, ..Ordinary::default() };
+        let mut packed = OrdinaryRow { cfa_offset, cfa_register, ..OrdinaryRow::default() };
         for (register, column) in row.columns.as_ref().iter().enumerate() {
             match column {
                 Column::At(at) if register == P::RETURN_COLUMN => packed.return_words = Some(words(*at)?),
@@ -59,7 +59,7 @@ impl Ordinary {
 /// How to find the caller of a frame at an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) enum RuleKind {
-    Ordinary(Ordinary, Method),
+    OrdinaryRow(OrdinaryRow, Method),
     /// Index of a row of another form, or of an unreliable one.
     Unusual(u16),
     /// The thread's first function.

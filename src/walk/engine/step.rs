@@ -2,7 +2,7 @@
 //! result can be a caller. Input: a frame, the rule at its address; output: the caller's frame.
 
 use super::methods::Unwind;
-use super::rule::Ordinary;
+use super::rule::OrdinaryRow;
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::UNKNOWN_REGISTER;
 use crate::binary::frame_rule::{Column, Columns};
@@ -95,7 +95,7 @@ impl<P: Processor> Frame<P> {
 
 impl<P: Unwind> Frame<P> {
     /// The caller by an ordinary row.
-    pub(in crate::walk) fn ordinary(&self, row: &Ordinary, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    pub(in crate::walk) fn ordinary(&self, row: &OrdinaryRow, input: &Input<'_>) -> Result<Frame<P>, Failure> {
         let registers = self.registers.as_ref();
         let base = *registers.get(usize::from(row.cfa_register)).ok_or(Failure::Refused)?;
         if base == UNKNOWN_REGISTER && row.cfa_register == P::FRAME_POINTER && P::LINK.is_none() {

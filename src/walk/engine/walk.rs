@@ -14,7 +14,7 @@ use crate::walk::bounds::Failure;
 use crate::walk::frame::Frame;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::stack_switch::StackSwitches;
-use crate::walk::{Input, StackEnd, Walked};
+use crate::walk::{Input, StackEnd, WalkResult};
 
 /// State kept between walks; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
@@ -66,20 +66,20 @@ impl<P: Unwind> Engine<P> {
         registers: &P,
         input: &Input<'_>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let mut frame = Frame::new(registers, input.address_mask);
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();
         // Unwind information and the link register lead to its creator.
         if P::LINK.is_some() && self.is_new_thread(registers, input) {
-            return Walked { ended: StackEnd::Root, reached };
+            return WalkResult { ended: StackEnd::Root, reached };
         }
         let mut completeness = Completeness::default();
         let mut switches = StackSwitches::default();
         let mut input = *input;
         loop {
             let input = &mut input;
-            let outermost = |completeness: &Completeness, first: StackEnd| Walked {
+            let outermost = |completeness: &Completeness, first: StackEnd| WalkResult {
                 ended: completeness.at_outermost::<P>(first, reached, input),
                 reached,
             };
@@ -105,20 +105,20 @@ impl<P: Unwind> Engine<P> {
                         }
                         ended => ended,
                     };
-                    return Walked { ended, reached };
+                    return WalkResult { ended, reached };
                 }
                 Err(Failure::First) => return outermost(&completeness, StackEnd::Root),
-                Err(failure) => return Walked { ended: switches.ended(failure), reached },
+                Err(failure) => return WalkResult { ended: switches.ended(failure), reached },
             };
             if out.len() >= input.max_depth {
-                return Walked { ended: StackEnd::DepthLimit, reached };
+                return WalkResult { ended: StackEnd::DepthLimit, reached };
             }
             completeness.note(step.by_sp, step.switch, &frame, &mut next, input);
             if step.switch == FrameSwitch::LandingPad
                 && next.address.is_return()
                 && !self.cache.rule(next.address, input.code).returns
             {
-                return Walked { ended: StackEnd::StackSwitch, reached };
+                return WalkResult { ended: StackEnd::StackSwitch, reached };
             }
             completeness.note_unproved(!self.is_proved(&frame, &next, method, step.proof, input));
             let from = std::mem::replace(&mut frame, next);
@@ -126,11 +126,11 @@ impl<P: Unwind> Engine<P> {
             if let CodeAddress::Pc(_) = frame.address
                 && let Err(ended) = switches.leave_handler(&from, &frame, input)
             {
-                return Walked { ended, reached };
+                return WalkResult { ended, reached };
             }
             // Whether later calls left that stack unchanged is unknown.
             if switches.is_by_call() {
-                return Walked { ended: StackEnd::OtherStack, reached };
+                return WalkResult { ended: StackEnd::OtherStack, reached };
             }
             reached = switches.further(reached, frame.sp(), input);
         }
@@ -162,7 +162,7 @@ impl<P: Unwind> Engine<P> {
                 }
                 return Err(StackEnd::Fiber);
             }
-            RuleKind::Ordinary(row, method) => Step {
+            RuleKind::OrdinaryRow(row, method) => Step {
                 next: frame.ordinary(&row, input).map(|next| (next, method)),
                 by_sp: row.cfa_register == P::STACK_POINTER,
                 ..Step::nowhere(by_code(method), true)

@@ -4,7 +4,7 @@
 //!
 //! After a noreturn call come other blocks of the function, with another frame, or data.
 
-use super::paths::{Arrived, Paths, function_around};
+use super::paths::{PathEnd, Paths, function_around};
 use super::state::{FlowState, RegisterOffset, Value};
 use crate::addr::Avma;
 use crate::walk::processor::Processor;
@@ -34,8 +34,8 @@ impl Paths<'_> {
         let mut at_entry = FlowState::new();
         at_entry.mode.t32 = state.mode.t32;
         let comes_back = paths.follow::<P, (), _>(target, at_entry, |_, arrived| match arrived {
-            Arrived::Returns(state) if leaves_stack::<P>(state) => None,
-            Arrived::At(_) => None,
+            PathEnd::Returns(state) if leaves_stack::<P>(state) => None,
+            PathEnd::At(_) => None,
             _ => Some(()),
         });
         let never = comes_back.is_none() && paths.left > 0 && paths.has_room();

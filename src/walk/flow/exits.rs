@@ -1,7 +1,7 @@
 //! Targets of jumps out of a function: tail calls and split-off parts. Input: its entry, code, and the bounds of
 //! functions; output: the targets, or that some are unknown. Not for: functions without known bounds.
 
-use super::paths::{Arrived, Paths, function_around};
+use super::paths::{PathEnd, Paths, function_around};
 use super::state::FlowState;
 use crate::addr::Avma;
 use crate::walk::Code;
@@ -42,12 +42,12 @@ fn exits<P: Processor>(at: Avma, state: FlowState, code: &dyn Code) -> Option<Ve
     let mut paths = Paths::new::<P>(Some(function), code);
     let mut targets = Vec::new();
     let unknown = paths.follow::<P, (), _>(at, state, |_, arrived| match arrived {
-        Arrived::Leaves(state, Some(target)) => {
+        PathEnd::Leaves(state, Some(target)) => {
             targets.push(Avma(target.0 | u64::from(state.mode.t32)));
             None
         }
-        Arrived::Leaves(_, None) | Arrived::LeavesAnywhere(_) | Arrived::RunsOut => Some(()),
-        Arrived::Returns(_) | Arrived::At(_) => None,
+        PathEnd::Leaves(_, None) | PathEnd::LeavesAnywhere(_) | PathEnd::RunsOut => Some(()),
+        PathEnd::Returns(_) | PathEnd::At(_) => None,
     });
     (unknown.is_none() && paths.left > 0 && paths.has_room()).then_some(targets)
 }

@@ -24,7 +24,7 @@ use super::processor::{Processor, RowOf};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 pub(super) use exits::may_jump_into;
-use paths::{Arrived, Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, Paths};
+use paths::{PathEnd, Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, Paths};
 pub(super) use paths::{after_call, function_around};
 pub(super) use rows::{row_at_return, row_in_function};
 pub(super) use state::{Effect, FlowState, RegisterOffset, Value};
@@ -54,11 +54,11 @@ pub(super) fn before_return<P: Processor>(at: Avma, returned: bool, code: &dyn C
 }
 
 /// The row at the start of a path that leaves its function, from the state at its end.
-fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &Arrived<'_>) -> Option<RowOf<P>> {
+fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &PathEnd<'_>) -> Option<RowOf<P>> {
     match *arrived {
-        Arrived::Returns(state) => row_at_return::<P>(state),
-        Arrived::Leaves(state, _) if !P::JUMPS_KEEP_LINK && !has_given_back::<P>(state) => None,
-        Arrived::Leaves(state, target) => {
+        PathEnd::Returns(state) => row_at_return::<P>(state),
+        PathEnd::Leaves(state, _) if !P::JUMPS_KEEP_LINK && !has_given_back::<P>(state) => None,
+        PathEnd::Leaves(state, target) => {
             let state = match paths.piece::<P>(target?, state, None) {
                 Some(state) => state,
                 None => *state,
@@ -66,13 +66,13 @@ fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &Arrived<'_>)
             row_at_return::<P>(&state)
         }
         // Only code that has removed its frame, or never had one, leaves like this.
-        Arrived::LeavesAnywhere(state) => {
+        PathEnd::LeavesAnywhere(state) => {
             let given_back = has_given_back::<P>(state);
             (given_back || P::JUMPS_KEEP_LINK && paths.function.is_none())
                 .then(|| row_at_return::<P>(state))
                 .flatten()
         }
-        Arrived::At(_) | Arrived::RunsOut => None,
+        PathEnd::At(_) | PathEnd::RunsOut => None,
     }
 }
 
@@ -100,7 +100,7 @@ pub(super) fn since_entry<P: Processor>(
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
     paths.goal = Some(Goal { at, returned });
     paths.follow::<P, _, _>(entry, state, |paths, arrived| match arrived {
-        Arrived::At(state) => row_in_function::<P>(state, paths.bases),
+        PathEnd::At(state) => row_in_function::<P>(state, paths.bases),
         _ => None,
     })
 }
@@ -192,7 +192,7 @@ fn agreed_value<P: Processor, T>(
 ) -> (Option<T>, bool) {
     let (mut found, mut differ) = (None, false);
     paths.follow::<P, (), _>(entry, *of_entry, |_, arrived| {
-        let Arrived::At(state) = arrived else { return None };
+        let PathEnd::At(state) = arrived else { return None };
         let value = read(state);
         differ |= match (&found, &value) {
             (_, None) => true,
@@ -211,7 +211,7 @@ fn agreed_value<P: Processor, T>(
         let mut state = P::begin(entry).1;
         state.mode.t32 = of_entry.mode.t32;
         from_call.follow::<P, (), _>(target, state, |_, arrived| {
-            let Arrived::At(state) = arrived else { return None };
+            let PathEnd::At(state) = arrived else { return None };
             let value = read(state);
             differ |= !value.as_ref().zip(found.as_ref()).is_some_and(|(value, found)| is_same(value, found));
             None
@@ -233,7 +233,7 @@ pub(super) fn arrives<P: Processor>(entry: Avma, at: Avma, returned: bool, code:
     let is_saved =
         |state: &FlowState| state.stores().any(|(_, value)| P::LINK.map(Value::First) == Some(value));
     let found = paths.follow::<P, (), _>(entry, state, |_, arrived| match arrived {
-        Arrived::At(state) => (!is_saved(state)).then_some(()),
+        PathEnd::At(state) => (!is_saved(state)).then_some(()),
         _ => None,
     });
     found.is_some()
@@ -258,7 +258,7 @@ pub(super) fn ends_chain<P: Processor>(entry: Avma, at: Avma, returned: bool, co
     paths.goal = Some(Goal { at, returned });
     let (mut arrives, mut ends) = (false, true);
     paths.follow::<P, (), _>(entry, state, |_, arrived| {
-        let Arrived::At(state) = arrived else { return None };
+        let PathEnd::At(state) = arrived else { return None };
         let record = state
             .place(P::FRAME_POINTER)
             .filter(|at| at.register == P::STACK_POINTER)

@@ -45,7 +45,7 @@ impl Default for Callees {
 }
 
 /// The end of a path.
-pub(super) enum Arrived<'a> {
+pub(super) enum PathEnd<'a> {
     Returns(&'a FlowState),
     /// A jump out of the function.
     Leaves(&'a FlowState, Option<Avma>),
@@ -121,7 +121,7 @@ impl<'c> Paths<'c> {
         mut arrive: F,
     ) -> Option<T>
     where
-        F: FnMut(&mut Paths<'c>, Arrived<'_>) -> Option<T>,
+        F: FnMut(&mut Paths<'c>, PathEnd<'_>) -> Option<T>,
     {
         self.is_new::<P>(start, &state);
         let mut branches = vec![(start, state)];
@@ -129,7 +129,7 @@ impl<'c> Paths<'c> {
             let (mut has_called, mut falls) = (false, false);
             loop {
                 if self.goal == Some(Goal { at, returned: false }) {
-                    match arrive(self, Arrived::At(&state)) {
+                    match arrive(self, PathEnd::At(&state)) {
                         None if self.goes_on => {}
                         None => break,
                         found => return found,
@@ -144,7 +144,7 @@ impl<'c> Paths<'c> {
                 let is_inside = self.function.as_ref().is_none_or(|function| function.contains(&at));
                 let bytes = self.reader.at(at).filter(|_| is_inside);
                 let Some((effect, length)) = bytes.and_then(|bytes| P::step(at, bytes, &mut state)) else {
-                    match arrive(self, Arrived::RunsOut) {
+                    match arrive(self, PathEnd::RunsOut) {
                         Some(found) if is_inside || !has_called => return Some(found),
                         _ => break,
                     }
@@ -157,16 +157,16 @@ impl<'c> Paths<'c> {
                     Effect::Calls(target) => {
                         comes_back = self.call::<P>(target, next, &mut state);
                         let is_goal = self.goal == Some(Goal { at: next, returned: true });
-                        is_goal.then(|| arrive(self, Arrived::At(&state))).flatten()
+                        is_goal.then(|| arrive(self, PathEnd::At(&state))).flatten()
                     }
-                    Effect::Returns => arrive(self, Arrived::Returns(&state)),
+                    Effect::Returns => arrive(self, PathEnd::Returns(&state)),
                     Effect::MayReturn => returned::<P>(at, bytes.unwrap_or_default(), state)
-                        .and_then(|state| arrive(self, Arrived::Returns(&state))),
+                        .and_then(|state| arrive(self, PathEnd::Returns(&state))),
                     Effect::Jumps(target) | Effect::MayJump(target) if self.leaves(target) => {
-                        arrive(self, Arrived::Leaves(&state, Some(target)))
+                        arrive(self, PathEnd::Leaves(&state, Some(target)))
                     }
-                    Effect::JumpsAnywhere => arrive(self, Arrived::LeavesAnywhere(&state)),
-                    Effect::Ends => arrive(self, Arrived::RunsOut),
+                    Effect::JumpsAnywhere => arrive(self, PathEnd::LeavesAnywhere(&state)),
+                    Effect::Ends => arrive(self, PathEnd::RunsOut),
                     _ => None,
                 };
                 if found.is_some() {

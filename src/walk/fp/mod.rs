@@ -11,7 +11,7 @@ use super::bounds::STACK_BYTES_MAX;
 use super::frames::{Frames, Method};
 use super::processor::Processor;
 use super::words::Words;
-use super::{Code, Input, StackEnd, Walked, root};
+use super::{Code, Input, StackEnd, WalkResult, root};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 
 /// Follows the records from `frame_pointer`, pushing to `out`.
@@ -26,7 +26,7 @@ pub(super) fn follow<P: Processor>(
     input: &Input<'_>,
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
-) -> Walked {
+) -> WalkResult {
     let words: Words<'_, P::Word> = Words::new(input.stack);
     let mut reached = above;
     let mut outermost = leaf_return;
@@ -34,14 +34,14 @@ pub(super) fn follow<P: Processor>(
         let chain = root::Chain { next: frame_pointer, above, reached, outermost };
         let record = Avma(P::frame_record(frame_pointer));
         if frame_pointer == 0 || record < reached || !record.0.is_multiple_of(P::POINTER_BYTES) {
-            return Walked { ended: chain.end::<P>(input), reached };
+            return WalkResult { ended: chain.end::<P>(input), reached };
         }
         if input.stack_limit.is_some_and(|limit| record.0.saturating_add(P::POINTER_BYTES) >= limit.0) {
-            return Walked { ended: chain.end::<P>(input), reached };
+            return WalkResult { ended: chain.end::<P>(input), reached };
         }
         let word = |at: Avma| words.word(at.0).or_else(|| input.read_outer::<P::Word>(at));
         let (Some(saved), Some(word)) = (word(record), word(record + P::POINTER_BYTES)) else {
-            return Walked { ended: outside_copy::<P>(record, &chain, input), reached };
+            return WalkResult { ended: outside_copy::<P>(record, &chain, input), reached };
         };
         // Swift marks the record of an async function by bit 60 of the saved frame pointer, on arm64 and x86_64
         // (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp: SwiftAsyncFramePointer). A word that becomes 0
@@ -54,16 +54,16 @@ pub(super) fn follow<P: Processor>(
                 outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()));
             let ended =
                 if next == 0 && begins != Some(false) { StackEnd::Root } else { StackEnd::BrokenFrameChain };
-            return Walked { ended, reached: record + 2 * P::POINTER_BYTES };
+            return WalkResult { ended, reached: record + 2 * P::POINTER_BYTES };
         }
         let Some(lookup) = facts.lookup::<P>(Avma(return_address), input.code) else {
             let is_root = next == 0 && outermost.is_some_and(|at| root::ends_program::<P>(at, input.code));
             let ended = if is_root { StackEnd::Root } else { StackEnd::BrokenFrameChain };
-            return Walked { ended, reached };
+            return WalkResult { ended, reached };
         };
         reached = record + 2 * P::POINTER_BYTES;
         if out.len() >= input.max_depth {
-            return Walked { ended: StackEnd::DepthLimit, reached };
+            return WalkResult { ended: StackEnd::DepthLimit, reached };
         }
         out.push(lookup);
         outermost = Some(Avma(return_address));
@@ -90,7 +90,7 @@ pub(super) fn can_be_checked(addresses: &[LookupAvma], code: &dyn Code) -> bool 
 
 /// Walks by frame records alone: `walk` pushes the look-up addresses, starting with that of the thread's program
 /// counter.
-pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<LookupAvma>) -> Walked) -> Walked {
+pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<LookupAvma>) -> WalkResult) -> WalkResult {
     out.clear();
     let walked = walk(&mut out.addresses);
     out.methods.resize(out.addresses.len(), Method::FramePointer);

@@ -37,11 +37,11 @@ const OTHERS_MAX: u32 = 256;
 
 /// The end of the code from an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::walk) enum Leads<P: Processor> {
+pub(in crate::walk) enum CodeEnd<P: Processor> {
     /// A return: the row at the address.
-    Back(Box<RowOf<P>>, Proof),
+    Returns(Box<RowOf<P>>, Proof),
     /// The end of the thread: this function has no caller.
-    ToExit,
+    ExitsThread,
 }
 
 /// Follows the code from `pc`; `returned`: a call has just returned there.
@@ -50,7 +50,7 @@ pub(in crate::walk) fn follow<P: Intel>(
     returned: bool,
     code: &dyn Code,
     callees: &mut Callees,
-) -> Option<Leads<P>> {
+) -> Option<CodeEnd<P>> {
     callees.begin_row();
     // Taken out, since callees are looked up meanwhile.
     let mut visited = std::mem::take(&mut callees.paths);
@@ -66,7 +66,7 @@ fn follow_from<P: Intel>(
     code: &dyn Code,
     callees: &mut Callees,
     visited: &mut Visited<Option<RegisterOffset>>,
-) -> Option<Leads<P>> {
+) -> Option<CodeEnd<P>> {
     let called = returned
         && !called_from::<P>(CodeAddress::Return(pc), code)
             .is_some_and(|target| callees.return_from::<P>(target, code));
@@ -76,22 +76,22 @@ fn follow_from<P: Intel>(
         let mut paths = PathFacts::<P>::default();
         let start = Start { pc, returned, called, past_calls: false };
         if follow_paths::<P>(&start, code, callees, visited, &mut paths) {
-            return Some(Leads::ToExit);
+            return Some(CodeEnd::ExitsThread);
         }
         if let Some(row) = paths.row.filter(|_| paths.is_certain && !paths.differ) {
-            return Some(Leads::Back(row, Proof::Certain));
+            return Some(CodeEnd::Returns(row, Proof::Certain));
         }
     }
     let mut paths = PathFacts::<P>::default();
     let start = Start { pc, returned, called, past_calls: true };
     if follow_paths::<P>(&start, code, callees, visited, &mut paths) {
-        return Some(Leads::ToExit);
+        return Some(CodeEnd::ExitsThread);
     }
     // Instructions between that and the return may be unknown: builtins of V8 pop a variable number of arguments.
-    let by_record = paths.leaves_record.then(|| Leads::Back(Box::new(record::<P>()), Proof::Certain));
-    let wanted = |row| Leads::Back(row, Proof::NeedsConfirmation);
+    let by_record = paths.leaves_record.then(|| CodeEnd::Returns(Box::new(record::<P>()), Proof::Certain));
+    let wanted = |row| CodeEnd::Returns(row, Proof::NeedsConfirmation);
     match paths.row {
-        Some(row) if paths.is_certain && !paths.differ => Some(Leads::Back(row, Proof::Certain)),
+        Some(row) if paths.is_certain && !paths.differ => Some(CodeEnd::Returns(row, Proof::Certain)),
         Some(row) => by_record.or(Some(wanted(row))),
         None => by_record.or_else(|| paths.tail_call.map(wanted)),
     }

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crate::arch::X86_64;
     use crate::binary::frame_rule::{Column, Row};
-    use crate::walk::intel::forward::{self, Callees, Leads};
+    use crate::walk::intel::forward::{self, Callees, CodeEnd};
     use crate::walk::text::Text;
 
     const RBP: usize = X86_64::RBP;
@@ -180,7 +180,7 @@ mod tests {
         let (row, proof) = super::row::<X86_64>(at, true, &text).expect("paths lead there");
         assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::NeedsCall));
         let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
-        let Some(Leads::Back(to_return, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
+        let Some(CodeEnd::Returns(to_return, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
         let (row, proof) = row_with::<X86_64>(Some(to_return), at, true, &text).expect("a row");
         assert_eq!((row.cfa, proof), (Cfa::Register(RSP as u8, 32), Proof::NeedsConfirmation));
         // There is no call on this path.

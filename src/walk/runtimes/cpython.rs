@@ -51,7 +51,7 @@ mod tests {
     use crate::arch::X86_64;
     use crate::walk::CodeTraits;
     use crate::walk::engine::Proof;
-    use crate::walk::intel::forward::{self, Callees, Leads};
+    use crate::walk::intel::forward::{self, Callees, CodeEnd};
     use crate::walk::text::Text;
 
     const TEXT: u64 = 0x7000_0000_1000;
@@ -62,7 +62,7 @@ mod tests {
         let text = Text::new(TEXT, code).with_traits(traits);
         let at = Avma(TEXT + before);
         let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
-        let Some(Leads::Back(row, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
+        let Some(CodeEnd::Returns(row, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
         proves(&row, at, &text)
     }
 

@@ -26,7 +26,7 @@ const FRAME_WORDS_MAX: u32 = 1 << 16;
 
 /// The header of a piece of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk) struct Compiled {
+pub(in crate::walk) struct CompiledMethod {
     /// The first instruction.
     pub(in crate::walk) entry: Avma,
     /// The first instruction after those that create the frame.
@@ -34,7 +34,7 @@ pub(in crate::walk) struct Compiled {
     frame_bytes: u32,
 }
 
-impl Compiled {
+impl CompiledMethod {
     /// Whether the frame is complete at an address, except after instructions that have removed it.
     pub(in crate::walk) fn has_frame(&self, pc: Avma) -> bool {
         pc >= self.frame_from
@@ -51,7 +51,7 @@ impl Compiled {
 
 /// The compiled code that contains a look-up address, if it has a frame. A header is recognized by fields that are
 /// consistent with each other and with its address.
-pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Compiled> {
+pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<CompiledMethod> {
     if !code.traits(lookup).has_hotspot_headers {
         return None;
     }
@@ -158,12 +158,12 @@ impl Header {
         Some(Header { code: at(code)?..at(data)?, frame_complete, frame_words })
     }
 
-    fn compiled(self) -> Option<Compiled> {
+    fn compiled(self) -> Option<CompiledMethod> {
         let entry = self.code.start;
         let frame_from = u64::try_from(self.frame_complete).ok().and_then(|offset| entry.checked_add(offset));
         let frame_from = Avma(frame_from.unwrap_or(u64::MAX));
         let frame_words = Some(self.frame_words).filter(|words| (2..FRAME_WORDS_MAX).contains(words))?;
-        Some(Compiled { entry: Avma(entry), frame_from, frame_bytes: 8 * frame_words })
+        Some(CompiledMethod { entry: Avma(entry), frame_from, frame_bytes: 8 * frame_words })
     }
 }
 

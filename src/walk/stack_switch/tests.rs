@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::*;
 use crate::arch::{Aarch64, Registers, X86_64};
 use crate::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
-use crate::walk::{self, Code, Frames, OuterStack, UnwindMethod, Unwinder, Walked};
+use crate::walk::{self, Code, Frames, OuterStack, UnwindMethod, Unwinder, WalkResult};
 
 const TEXT: u64 = 0x40_1000;
 /// The copied stack: an alternate stack.
@@ -140,7 +140,7 @@ impl Case<'_> {
         Case { memory, program: Program::new(), blocked_signals: Some(IN_HANDLER), registers }
     }
 
-    fn walk(&self, how: UnwindMethod) -> (Vec<u64>, Walked) {
+    fn walk(&self, how: UnwindMethod) -> (Vec<u64>, WalkResult) {
         let bytes = self.memory.copy(ALT + 0x1000, 0x400);
         let stack = StackBytes { base: Avma(ALT + 0x1000), bytes: &bytes };
         let input = Input {

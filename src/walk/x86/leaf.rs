@@ -9,7 +9,7 @@ use crate::walk::bounds::Failure;
 use crate::walk::engine::{Cache, RuleKind};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frame::Frame;
-use crate::walk::{Input, StackEnd, Walked};
+use crate::walk::{Input, StackEnd, WalkResult};
 
 /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
 pub(super) fn walk(
@@ -18,14 +18,14 @@ pub(super) fn walk(
     cache: &mut Cache<X86>,
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
-) -> Walked {
+) -> WalkResult {
     let frame = Frame::new(registers, input.address_mask);
     let sp = frame.sp();
     out.push(frame.address.lookup());
     let rule = cache.rule(frame.address, input.code);
     let step = match rule.kind {
-        RuleKind::Root | RuleKind::Fiber { .. } => return Walked { ended: StackEnd::Root, reached: sp },
-        RuleKind::Ordinary(row, _) => frame.ordinary(&row, input),
+        RuleKind::Root | RuleKind::Fiber { .. } => return WalkResult { ended: StackEnd::Root, reached: sp },
+        RuleKind::OrdinaryRow(row, _) => frame.ordinary(&row, input),
         RuleKind::Unusual(index) => match cache.unusual(index) {
             // A signal frame is no record, and ebp is still that of the interrupted code.
             Some(unusual) if !unusual.row.signal => frame.caller_by_row(&unusual.row, input),
@@ -42,13 +42,13 @@ pub(super) fn walk(
                 return from_record(&frame, input, facts, out);
             };
             if out.len() >= input.max_depth {
-                return Walked { ended: StackEnd::DepthLimit, reached: sp };
+                return WalkResult { ended: StackEnd::DepthLimit, reached: sp };
             }
             out.push(lookup);
             let (at, above) = (next.registers[EBP], Avma(next.registers[ESP]));
             fp::follow::<X86>(at, above, Some(address), input, facts, out)
         }
-        Err(Failure::OutsideCopy) => Walked { ended: StackEnd::DeeperThanCopied, reached: sp },
+        Err(Failure::OutsideCopy) => WalkResult { ended: StackEnd::DeeperThanCopied, reached: sp },
         _ => from_record(&frame, input, facts, out),
     }
 }
@@ -59,6 +59,6 @@ fn from_record(
     input: &Input<'_>,
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
-) -> Walked {
+) -> WalkResult {
     fp::follow::<X86>(frame.registers[EBP], frame.sp(), None, input, facts, out)
 }

@@ -12,7 +12,7 @@ use crate::walk::bounds::Failure;
 use crate::walk::engine::{CallRows, CallerRule, FrameSwitch, Proof, Unwind};
 use crate::walk::frame::Frame;
 use crate::walk::frames::Method;
-use crate::walk::intel::forward::{self, Callees, Leads};
+use crate::walk::intel::forward::{self, Callees, CodeEnd};
 use crate::walk::intel::{call_check, new_thread, prologue, switching};
 use crate::walk::processor::{Processor, row};
 use crate::walk::{Code, Input, flow};
@@ -42,7 +42,7 @@ impl Unwind for X86 {
             flow::since_entry_on_all_paths::<X86>(function.start, pc, false, code).map(Box::new)
         };
         match forward::follow::<X86>(pc, false, code, callees) {
-            Some(Leads::Back(row, Proof::Certain)) => Some(row),
+            Some(CodeEnd::Returns(row, Proof::Certain)) => Some(row),
             _ => since_entry(),
         }
     }
@@ -148,9 +148,9 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         false => forward::follow::<X86>(at, is_return, code, callees),
     };
     let unproved = match leads {
-        Some(Leads::Back(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code, Proof::Certain),
-        Some(Leads::ToExit) => return CallerRule::Root,
-        Some(Leads::Back(row, _)) => Some(row),
+        Some(CodeEnd::Returns(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code, Proof::Certain),
+        Some(CodeEnd::ExitsThread) => return CallerRule::Root,
+        Some(CodeEnd::Returns(row, _)) => Some(row),
         None => None,
     };
     let since_entry =

@@ -7,7 +7,7 @@ use crate::arch::X86;
 use crate::walk::engine::Engine;
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, UnwindMethod};
-use crate::walk::{Input, StackEnd, Walked};
+use crate::walk::{Input, StackEnd, WalkResult};
 
 /// Limit on frames of start code, which keeps no records, between the outermost record and a thread's first
 /// function: `__libc_start_call_main`, `__libc_start_main` and `_start`; or `start_thread` and `clone`.
@@ -22,7 +22,7 @@ impl Engine<X86> {
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         match how {
             UnwindMethod::FramePointer => self.by_records(registers, input, facts, out),
             _ => self.walk(how, registers, input, out),
@@ -35,7 +35,7 @@ impl Engine<X86> {
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let cache = &mut self.cache;
         let walked = fp::by_records(out, |out| leaf::walk(registers, input, cache, facts, out));
         if walked.ended == StackEnd::Root && !fp::can_be_checked(&out.addresses, input.code) {
@@ -59,7 +59,7 @@ impl Engine<X86> {
             other => other,
         };
         self.confirmed = confirmed;
-        Walked { ended, ..walked }
+        WalkResult { ended, ..walked }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Cfa, Column, RETURN_ADDRE
 use crate::walk::engine::{CallRows, CalleeCache, FrameSwitch, Proof, SharedCallRows};
 use crate::walk::frames::Method;
 use crate::walk::image_facts::{ImageFacts, Scope};
-use crate::walk::intel::forward::{self, Callees, Leads, SharedCallees};
+use crate::walk::intel::forward::{self, Callees, CodeEnd, SharedCallees};
 use crate::walk::intel::{prologue, switching};
 use crate::walk::processor::{Processor, begins_trampoline, row};
 use crate::walk::runtimes::{cpython, go, hotspot};
@@ -33,9 +33,9 @@ pub(in crate::walk) struct Cache {
     pub(super) by_calls: CallRows<X86_64>,
     callees: Callees,
     shared: SharedRules,
-    fruitless: Fruitless,
+    fruitless: FollowLimit,
     /// Success of following calls in stack scans.
-    pub(super) searches: Fruitless,
+    pub(super) searches: FollowLimit,
 }
 
 /// Facts about an address of code in a file.
@@ -70,14 +70,14 @@ impl Shared {
 /// Limits how much JIT code is followed, if nearly none of it leads to a caller (Racket's code keeps no frame
 /// records, and its instructions do not show the stack pointer).
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Fruitless {
+pub(super) struct FollowLimit {
     /// Addresses without a caller minus those with one.
     balance: u32,
     /// Number of addresses followed.
     asked: u32,
 }
 
-impl Fruitless {
+impl FollowLimit {
     /// From this balance on, searches are short; the balance is capped at twice that.
     const BALANCE_MAX: u32 = 64;
     /// The reduction of the balance for an address with a certain caller. One with an uncertain caller reduces it
@@ -89,13 +89,13 @@ impl Fruitless {
     /// Whether the search for the next address should be short.
     pub(super) fn is_short(&mut self) -> bool {
         self.asked = self.asked.wrapping_add(1);
-        self.balance >= Fruitless::BALANCE_MAX && !self.asked.is_multiple_of(Fruitless::WHOLE_EACH)
+        self.balance >= FollowLimit::BALANCE_MAX && !self.asked.is_multiple_of(FollowLimit::WHOLE_EACH)
     }
 
     /// Records an address; `worth` is 0 if no caller was found.
     pub(super) fn note(&mut self, worth: u32) {
         self.balance = match worth {
-            0 => (self.balance + 1).min(2 * Fruitless::BALANCE_MAX),
+            0 => (self.balance + 1).min(2 * FollowLimit::BALANCE_MAX),
             worth => self.balance.saturating_sub(worth),
         };
     }
@@ -221,7 +221,7 @@ impl Cache {
         let worth = match found {
             CallerRule::Nothing => 0,
             CallerRule::Unproved(..) => 1,
-            _ => Fruitless::OF_FRUIT,
+            _ => FollowLimit::OF_FRUIT,
         };
         let proof = Proof::Certain;
         let (rule, saved) = match found {
@@ -358,7 +358,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
         if follows_call
             && is_bare
-            && matches!(forward::follow::<X86_64>(at, true, code, callees), Some(Leads::ToExit))
+            && matches!(forward::follow::<X86_64>(at, true, code, callees), Some(CodeEnd::ExitsThread))
         {
             return (CallerRule::Root, true);
         }
@@ -410,12 +410,12 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         false => forward::follow::<X86_64>(at, is_return, code, callees),
     };
     let unproved = match leads {
-        Some(Leads::Back(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code),
-        Some(Leads::ToExit) => return CallerRule::Root,
-        Some(Leads::Back(row, _)) if is_return && cpython::proves(&row, at, code) => {
+        Some(CodeEnd::Returns(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code),
+        Some(CodeEnd::ExitsThread) => return CallerRule::Root,
+        Some(CodeEnd::Returns(row, _)) if is_return && cpython::proves(&row, at, code) => {
             return CallerRule::Row(row, Method::Code);
         }
-        Some(Leads::Back(row, _)) => Some(row),
+        Some(CodeEnd::Returns(row, _)) => Some(row),
         None => None,
     };
     let since_entry =

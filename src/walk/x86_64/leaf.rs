@@ -13,7 +13,7 @@ use crate::walk::bounds::STACK_BYTES_MAX;
 use crate::walk::fp::{self, Facts};
 use crate::walk::processor::row;
 use crate::walk::table::Table;
-use crate::walk::{Code, Input, StackEnd, Walked};
+use crate::walk::{Code, Input, StackEnd, WalkResult};
 
 /// Cached facts about instructions where threads were stopped. Void when the images change.
 #[derive(Clone, Debug, Default)]
@@ -72,7 +72,7 @@ pub(super) fn walk(
     facts: &mut Facts,
     leaves: &mut Leaves,
     out: &mut Vec<LookupAvma>,
-) -> Walked {
+) -> WalkResult {
     let leaf_address = syscall::leaf(registers, input.code);
     let pc = leaf_address.at();
     let sp = Avma(registers.gpr[X86_64::RSP]);
@@ -82,7 +82,7 @@ pub(super) fn walk(
     let leaf = leaves.leaf(pc, input.code);
     if let Some(rule) = leaf.rule {
         if rule.return_at.is_none() {
-            return Walked { ended: StackEnd::Root, reached: sp };
+            return WalkResult { ended: StackEnd::Root, reached: sp };
         }
         match step(&rule, sp, frame_pointer, input, facts) {
             Step::To(caller) if out.len() < input.max_depth => {
@@ -90,8 +90,8 @@ pub(super) fn walk(
                 let (at, sp, called_from) = (caller.frame_pointer, caller.sp, Some(caller.address));
                 return fp::follow::<X86_64>(at, sp, called_from, input, facts, out);
             }
-            Step::To(_) => return Walked { ended: StackEnd::DepthLimit, reached: sp },
-            Step::OutsideCopy => return Walked { ended: StackEnd::DeeperThanCopied, reached: sp },
+            Step::To(_) => return WalkResult { ended: StackEnd::DepthLimit, reached: sp },
+            Step::OutsideCopy => return WalkResult { ended: StackEnd::DeeperThanCopied, reached: sp },
             Step::NotFollowed => {}
         }
     }

@@ -13,7 +13,7 @@ use crate::arch::X86_64;
 use crate::walk::bounds::Failure;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::words::Words;
-use crate::walk::{Input, StackEnd, Walked};
+use crate::walk::{Input, StackEnd, WalkResult};
 
 /// Limit on frames of start code, which C libraries build without frame pointers: `_start`, `__libc_start_main`,
 /// `__libc_start_call_main`; `clone3`, `start_thread`. They are walked by their rows.
@@ -27,7 +27,7 @@ impl Unwinder {
         registers: &X86_64,
         input: &Input<'_>,
         out: &mut Frames,
-    ) -> Option<Walked> {
+    ) -> Option<WalkResult> {
         let mut frame = Frame::new(registers, input.address_mask);
         out.clear();
         out.push(frame.address, Method::Context);
@@ -38,7 +38,7 @@ impl Unwinder {
             }
             let rule = self.rule_of(&frame, input);
             if rule.kind() == RuleKind::Root {
-                return Some(Walked { ended: StackEnd::Root, reached });
+                return Some(WalkResult { ended: StackEnd::Root, reached });
             }
             let is_sure = out.len() == 1 && is_sure_leaf(rule);
             if !is_sure && !keeps_record(rule) {
@@ -48,7 +48,7 @@ impl Unwinder {
             frame = match self.check(&frame, next, Method::FramePointer, input) {
                 Ok((next, _)) => next,
                 // In code where threads begin, which also keeps a record.
-                Err(Failure::First) => return Some(Walked { ended: StackEnd::Root, reached }),
+                Err(Failure::First) => return Some(WalkResult { ended: StackEnd::Root, reached }),
                 Err(_) => return None,
             };
             reached = frame.sp();
@@ -69,7 +69,7 @@ impl Unwinder {
         registers: &X86_64,
         input: &Input<'_>,
         out: &mut Frames,
-    ) -> Option<Walked> {
+    ) -> Option<WalkResult> {
         let start = syscall::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         let words: Words<'_> = Words::new(input.stack);
@@ -81,12 +81,12 @@ impl Unwinder {
             is_sure.then_some(Method::FramePointer)
         });
         if run.rule.kind() == RuleKind::Root {
-            return Some(Walked { ended: StackEnd::Root, reached: run.sp });
+            return Some(WalkResult { ended: StackEnd::Root, reached: run.sp });
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
         let run = self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, by_ordinary);
-        (run.rule.kind() == RuleKind::Root).then_some(Walked { ended: StackEnd::Root, reached: run.sp })
+        (run.rule.kind() == RuleKind::Root).then_some(WalkResult { ended: StackEnd::Root, reached: run.sp })
     }
 }
 

@@ -14,7 +14,7 @@ use crate::arch::X86_64;
 use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::intel::call_check;
-use crate::walk::{Code, Input, StackEnd, Walked};
+use crate::walk::{Code, Input, StackEnd, WalkResult};
 
 /// Distance above the stack pointer that is searched for a return address.
 const BYTES_MAX: u64 = 4096;
@@ -39,10 +39,10 @@ impl Unwinder {
     pub(super) fn reconnect(
         &mut self,
         stuck: &Frame,
-        walked: Walked,
+        walked: WalkResult,
         input: &Input<'_>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let found = out.len();
         let slots = stuck.sp().0.checked_next_multiple_of(8).map(Avma);
         let slots = slots.and_then(|first| Some((first, first.checked_add(BYTES_MAX)?)));
@@ -84,7 +84,7 @@ impl Unwinder {
             match further.ended {
                 StackEnd::Root | StackEnd::Fiber => {
                     self.note_search(followed, is_found);
-                    return Walked { ended: StackEnd::StackScan, ..further };
+                    return WalkResult { ended: StackEnd::StackScan, ..further };
                 }
                 StackEnd::DeeperThanCopied => is_deeper = true,
                 _ => {}
@@ -93,6 +93,6 @@ impl Unwinder {
         }
         self.note_search(followed, is_found);
         // With more bytes the scan may succeed.
-        if is_deeper { Walked { ended: StackEnd::DeeperThanCopied, ..walked } } else { walked }
+        if is_deeper { WalkResult { ended: StackEnd::DeeperThanCopied, ..walked } } else { walked }
     }
 }

@@ -11,7 +11,7 @@
 //! expressions (`expression.rs`). When a run meets one, its steps are repeated from its first frame with all
 //! registers (`frame.rs`). That happens only once per step, since the next run begins after it.
 
-use super::cache::{Cache, Fruitless, Shared};
+use super::cache::{Cache, FollowLimit, Shared};
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Rule, RuleKind};
@@ -27,7 +27,7 @@ use crate::walk::runtimes::libgcc::morestack;
 use crate::walk::runtimes::{go, musl, v8};
 use crate::walk::stack_switch::StackSwitches;
 use crate::walk::words::Words;
-use crate::walk::{Input, StackEnd, Walked};
+use crate::walk::{Input, StackEnd, WalkResult};
 
 /// State kept between walks; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
@@ -81,8 +81,8 @@ impl Progress {
         self.completeness.at_outermost::<X86_64>(first, self.reached, input)
     }
 
-    fn ends(&self, ended: StackEnd) -> Walked {
-        Walked { ended, reached: self.reached }
+    fn ends(&self, ended: StackEnd) -> WalkResult {
+        WalkResult { ended, reached: self.reached }
     }
 }
 
@@ -129,7 +129,7 @@ impl Unwinder {
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         if how != UnwindMethod::FramePointer {
             return self.walk(how, registers, input, out);
         }
@@ -148,7 +148,7 @@ impl Unwinder {
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         if let Some(complete) = self.by_kept_records(registers, input, out) {
             return complete;
         }
@@ -157,17 +157,17 @@ impl Unwinder {
         // With unwind information it would have been proved.
         let claims = walked.ended == StackEnd::Root;
         let unproved = claims && fp::can_be_checked(&out.addresses, input.code);
-        Walked { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
+        WalkResult { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
     }
 
     /// Walks by unwind information and code.
-    fn walk(&mut self, how: UnwindMethod, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> Walked {
+    fn walk(&mut self, how: UnwindMethod, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> WalkResult {
         let start = syscall::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         out.push(syscall::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary);
         if run.rule.kind() == RuleKind::Root {
-            return Walked { ended: StackEnd::Root, reached: run.sp };
+            return WalkResult { ended: StackEnd::Root, reached: run.sp };
         }
         self.walk_on(how, (registers, start), run, input, out)
     }
@@ -181,7 +181,7 @@ impl Unwinder {
         run: Run,
         input: &Input<'_>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let mut frame = Frame::new(registers, input.address_mask);
         frame.address = start;
         let mut walked = self.follow(how, &mut frame, run, input, out);
@@ -192,7 +192,7 @@ impl Unwinder {
             && walked.ended == StackEnd::BrokenFrameChain
             && self.is_new_thread(registers, input)
         {
-            return Walked { ended: StackEnd::Root, ..walked };
+            return WalkResult { ended: StackEnd::Root, ..walked };
         }
         if how == UnwindMethod::Auto && walked.ended == StackEnd::BrokenFrameChain {
             walked = self.reconnect(&frame, walked, input, out);
@@ -223,7 +223,7 @@ impl Unwinder {
     /// Records whether a stack scan found a caller by following calls.
     pub(super) fn note_search(&mut self, followed: u32, is_found: bool) {
         if followed > 0 {
-            self.cache.searches.note(if is_found { Fruitless::OF_FRUIT } else { 0 });
+            self.cache.searches.note(if is_found { FollowLimit::OF_FRUIT } else { 0 });
         }
     }
 
@@ -244,7 +244,7 @@ impl Unwinder {
         frame: &mut Frame,
         input: &Input<'_>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let run = self.run_from(frame, input, out);
         self.follow(how, frame, run, input, out)
     }
@@ -262,7 +262,7 @@ impl Unwinder {
         mut run: Run,
         input: &Input<'_>,
         out: &mut Frames,
-    ) -> Walked {
+    ) -> WalkResult {
         let mut progress = Progress { reached: frame.sp(), ..Progress::default() };
         let mut input = *input;
         loop {

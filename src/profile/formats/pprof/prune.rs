@@ -20,7 +20,7 @@ const IN_NAMES: [&str; 2] = ["(anonymous namespace)", "operator()"];
 
 /// Dropped part of a location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cut {
+pub(super) enum DroppedFrames {
     Nothing,
     /// Its inner functions and their callees; this many outer ones are kept.
     Inner(usize),
@@ -60,8 +60,8 @@ impl Prune {
     }
 
     /// The dropped part of a location, by the names of its functions, outermost first.
-    pub(super) fn cut<'t>(&mut self, names: impl Iterator<Item = (TextId, &'t str)>) -> Cut {
-        let Some(pattern) = &self.drop else { return Cut::Nothing };
+    pub(super) fn cut<'t>(&mut self, names: impl Iterator<Item = (TextId, &'t str)>) -> DroppedFrames {
+        let Some(pattern) = &self.drop else { return DroppedFrames::Nothing };
         for (kept, (id, name)) in names.enumerate() {
             let is_dropped = *self.known.entry(id).or_insert_with(|| {
                 let name = without_arguments(name);
@@ -70,11 +70,11 @@ impl Prune {
             });
             match kept {
                 _ if !is_dropped => {}
-                0 => return Cut::All,
-                kept => return Cut::Inner(kept),
+                0 => return DroppedFrames::All,
+                kept => return DroppedFrames::Inner(kept),
             }
         }
-        Cut::Nothing
+        DroppedFrames::Nothing
     }
 }
 
@@ -123,10 +123,10 @@ mod tests {
             let mut prune = Prune { drop: compile(drop), keep: compile(keep), known: HashMap::new() };
             prune.cut((1..).map(TextId).zip(names))
         };
-        assert_eq!(cut("^(malloc)$", ""), Cut::Inner(2));
-        assert_eq!(cut("^(main|malloc)$", ""), Cut::All);
-        assert_eq!(cut("^(main|malloc)$", "^main$"), Cut::Inner(2));
-        assert_eq!(cut("^(m)$", ""), Cut::Nothing);
-        assert_eq!(cut("", "^main$"), Cut::Nothing);
+        assert_eq!(cut("^(malloc)$", ""), DroppedFrames::Inner(2));
+        assert_eq!(cut("^(main|malloc)$", ""), DroppedFrames::All);
+        assert_eq!(cut("^(main|malloc)$", "^main$"), DroppedFrames::Inner(2));
+        assert_eq!(cut("^(m)$", ""), DroppedFrames::Nothing);
+        assert_eq!(cut("", "^main$"), DroppedFrames::Nothing);
     }
 }

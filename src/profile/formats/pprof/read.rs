@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use prost::Message;
 
 use super::proto::{self, field};
-use super::prune::{Cut, Prune};
+use super::prune::{DroppedFrames, Prune};
 use super::tables::{PERIOD_NS_MAX, SAMPLE_BYTES_MAX, Tables, for_each_field};
 use super::values::{CountedValue, chosen};
 use super::{label, metadata};
@@ -125,7 +125,7 @@ struct Labelled {
 /// Tables for samples.
 struct SampleTables {
     /// By id of a location: the frame, and its dropped part.
-    frames: HashMap<u64, (u32, Cut)>,
+    frames: HashMap<u64, (u32, DroppedFrames)>,
     /// Process name for samples without one.
     process: TextId,
 }
@@ -186,7 +186,7 @@ impl Reader<'_, '_> {
         mappings: &HashMap<u64, u32>,
         functions: &HashMap<u64, u32>,
         mut prune: Prune,
-    ) -> Result<HashMap<u64, (u32, Cut)>, Malformed> {
+    ) -> Result<HashMap<u64, (u32, DroppedFrames)>, Malformed> {
         let tables = self.tables;
         let mut frames = HashMap::with_capacity(tables.locations.len());
         let mut lines = Vec::new();
@@ -207,7 +207,7 @@ impl Reader<'_, '_> {
                 let name = name(line);
                 (name, self.builder.so_far().text(name))
             }));
-            if let Cut::Inner(kept) = cut {
+            if let DroppedFrames::Inner(kept) = cut {
                 lines.truncate(kept);
             }
             // A missing mapping is treated as none, as in `go tool pprof`: only the module is lost.
@@ -260,17 +260,17 @@ impl Reader<'_, '_> {
                     return Ok(());
                 };
                 // Dropping before the first kept frame would drop the whole stack.
-                if has_user && cut == Cut::All {
+                if has_user && cut == DroppedFrames::All {
                     break;
                 }
-                has_user |= cut == Cut::Nothing;
+                has_user |= cut == DroppedFrames::Nothing;
                 let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
                 depth += lines.max(1);
                 if depth > DEPTH_MAX {
                     return Err(format!("{} has more than {DEPTH_MAX} functions (DEPTH_MAX)", of()).into());
                 }
                 stack.push(frame);
-                if has_user && cut != Cut::Nothing {
+                if has_user && cut != DroppedFrames::Nothing {
                     break;
                 }
             }

@@ -65,10 +65,10 @@ pub(super) struct Writer<'s, 'o> {
 pub(super) struct Strings {
     /// By text of the profile.
     ids: Vec<Option<u32>>,
-    used: Vec<Used>,
+    used: Vec<StringSource>,
 }
 
-enum Used {
+enum StringSource {
     Text(TextId),
     Own(String),
 }
@@ -81,14 +81,14 @@ impl Strings {
         let Some(id) = self.ids.get_mut(text.0 as usize) else { return 0 };
         let used = &mut self.used;
         i64::from(*id.get_or_insert_with(|| {
-            used.push(Used::Text(text));
+            used.push(StringSource::Text(text));
             used.len() as u32
         }))
     }
 
     /// Adds a string that is not one of the profile's; must be called once for each.
     pub(super) fn own(&mut self, text: &str) -> i64 {
-        self.used.push(Used::Own(text.to_owned()));
+        self.used.push(StringSource::Own(text.to_owned()));
         self.used.len() as i64
     }
 }
@@ -320,8 +320,8 @@ impl Writer<'_, '_> {
         self.bytes(field::STRING_TABLE, b"")?;
         for text in &used {
             let text = match text {
-                Used::Text(text) => self.saved.text(*text),
-                Used::Own(text) => text,
+                StringSource::Text(text) => self.saved.text(*text),
+                StringSource::Own(text) => text,
             };
             self.bytes(field::STRING_TABLE, text.as_bytes())?;
         }

@@ -17,7 +17,7 @@ use crate::addr::LookupAvma;
 use crate::clock::FakeClock;
 use crate::rng::Rng;
 use crate::sources::linux::SimKernel;
-use crate::sources::sim::stepped::{Change, Stepped};
+use crate::sources::sim::stepped::{Change, SteppedProcess};
 use crate::sources::{Capture, Observed, PREFETCH_RANGE_BYTES, ThreadId};
 use crate::walk::Frames;
 
@@ -86,7 +86,7 @@ impl Kernel {
     }
 
     /// Interrupts a thread at this time, for this sample.
-    fn interrupt(&mut self, sampled: (u32, &Capture), time_ns: u64, program: &mut Stepped, random: &mut Rng) {
+    fn interrupt(&mut self, sampled: (u32, &Capture), time_ns: u64, program: &mut SteppedProcess, random: &mut Rng) {
         let (tid, capture) = sampled;
         let takes_old = match self.fault {
             Some(Fault::EarlierWords) => random.chance(1, 2),
@@ -132,7 +132,7 @@ impl Kernel {
 /// Samples the program of a seed. With a fault in the sampling, stops at the first wrong stack.
 fn run(seed: u64, fault: Option<Fault>) -> Outcome {
     let mut random = Rng::new(!seed);
-    let mut program = Stepped::new(seed);
+    let mut program = SteppedProcess::new(seed);
     let mut kernel = Kernel {
         kernel: SimKernel::new(program.process().pid),
         fault,
@@ -223,7 +223,7 @@ fn run(seed: u64, fault: Option<Fault>) -> Outcome {
 
 /// Sometimes a thread ends and another one begins, a library is replaced by another one, or another program
 /// begins.
-fn change(program: &mut Stepped, closing: &mut u32, random: &mut Rng) {
+fn change(program: &mut SteppedProcess, closing: &mut u32, random: &mut Rng) {
     if random.chance(1, 200) {
         let thread = random.below(program.threads());
         program.replace_thread(thread);
@@ -242,7 +242,7 @@ fn change(program: &mut Stepped, closing: &mut u32, random: &mut Rng) {
 }
 
 /// Applies a change like the driver of pushed samples.
-fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut Stepped, fault: Option<Fault>) {
+fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut SteppedProcess, fault: Option<Fault>) {
     match *change {
         Change::Started(id, top) => {
             recorder.add_thread(FIRST, program, id, Some(top), unknown_status(), false);

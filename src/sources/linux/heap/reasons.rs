@@ -33,20 +33,20 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
             .to_owned();
     }
     if losses.programs == 0 {
-        return match found.as_deref().map(Loading::of) {
-            Some(Loading::Static) => format!(
+        return match found.as_deref().map(LoadMethod::of) {
+            Some(LoadMethod::Static) => format!(
                 "`{shown}` is linked statically, and the heap shim is loaded by the dynamic linker; link it \
                  dynamically, or record it while it runs: sudo stackprof heap --pid N"
             ),
-            Some(Loading::OtherRights) => format!(
+            Some(LoadMethod::OtherRights) => format!(
                 "`{shown}` gains rights when it starts (setuid, setgid or file capabilities), and the dynamic linker \
                  loads nothing into such programs; run it as its owner: sudo -u OWNER stackprof heap -- {shown} ..."
             ),
-            Some(Loading::OtherClass) => format!(
+            Some(LoadMethod::OtherClass) => format!(
                 "`{shown}` is built for another architecture than the heap shim; record its CPU time: \
                  stackprof -- {shown} ..."
             ),
-            Some(Loading::Dynamic) | None => format!(
+            Some(LoadMethod::Dynamic) | None => format!(
                 "the heap shim was not loaded: `{shown}` clears its environment, or starts what does (env -i, sudo); \
                  record the program itself"
             ),
@@ -86,15 +86,15 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
 
 /// How the system loads a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Loading {
+pub(super) enum LoadMethod {
     Dynamic,
     Static,
     OtherRights,
     OtherClass,
 }
 
-impl Loading {
-    pub(super) fn of(path: &Path) -> Loading {
+impl LoadMethod {
+    pub(super) fn of(path: &Path) -> LoadMethod {
         let gains_rights = fs::metadata(path).is_ok_and(|metadata| {
             let by_owner = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != sys::effective_uid();
             by_owner || metadata.mode() & libc::S_ISGID != 0 || sys::has_file_capabilities(path)
@@ -102,17 +102,17 @@ impl Loading {
         let mut head = Vec::new();
         let read = File::open(path).and_then(|file| file.take(64 << 10).read_to_end(&mut head));
         match read {
-            _ if gains_rights => Loading::OtherRights,
-            Ok(_) => Loading::of_head(&head),
-            Err(_) => Loading::Dynamic,
+            _ if gains_rights => LoadMethod::OtherRights,
+            Ok(_) => LoadMethod::of_head(&head),
+            Err(_) => LoadMethod::Dynamic,
         }
     }
 
     /// Decides by the first bytes of a program; a script is loaded by its interpreter.
-    fn of_head(head: &[u8]) -> Loading {
+    fn of_head(head: &[u8]) -> LoadMethod {
         const PT_INTERP: u32 = 3;
         if !head.starts_with(b"\x7fELF") {
-            return Loading::Dynamic;
+            return LoadMethod::Dynamic;
         }
         let short = |at: usize| Some(u16::from_ne_bytes(head.get(at..at + 2)?.try_into().ok()?));
         let half = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
@@ -120,14 +120,14 @@ impl Loading {
             |at: usize| usize::try_from(u64::from_ne_bytes(head.get(at..at + 8)?.try_into().ok()?)).ok();
         let own_machine = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
         if head.get(4) != Some(&2) || short(18) != Some(own_machine) {
-            return Loading::OtherClass;
+            return LoadMethod::OtherClass;
         }
         let has_interpreter = || {
             let (table, size, count) = (long(32)?, usize::from(short(54)?), usize::from(short(56)?));
             let mut headers = (0..count).map(|index| table.saturating_add(index * size));
             Some(headers.any(|at| half(at) == Some(PT_INTERP)))
         };
-        if has_interpreter() == Some(true) { Loading::Dynamic } else { Loading::Static }
+        if has_interpreter() == Some(true) { LoadMethod::Dynamic } else { LoadMethod::Static }
     }
 }
 
@@ -169,22 +169,22 @@ mod tests {
         let own = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
         let dynamic = head(own, &[(1, ""), (3, "/lib64/ld-linux-x86-64.so.2\0")]);
         for (bytes, expected) in [
-            (dynamic.clone(), Loading::Dynamic),
-            (head(own, &[(1, ""), (3, "/lib/ld-musl-x86_64.so.1\0")]), Loading::Dynamic),
-            (head(own, &[(1, "")]), Loading::Static),
-            (head(40, &[(3, "/lib/ld.so")]), Loading::OtherClass),
-            (b"#!/bin/sh\n".to_vec(), Loading::Dynamic),
+            (dynamic.clone(), LoadMethod::Dynamic),
+            (head(own, &[(1, ""), (3, "/lib/ld-musl-x86_64.so.1\0")]), LoadMethod::Dynamic),
+            (head(own, &[(1, "")]), LoadMethod::Static),
+            (head(40, &[(3, "/lib/ld.so")]), LoadMethod::OtherClass),
+            (b"#!/bin/sh\n".to_vec(), LoadMethod::Dynamic),
         ] {
-            assert_eq!(Loading::of_head(&bytes), expected);
+            assert_eq!(LoadMethod::of_head(&bytes), expected);
         }
         // Truncated or overwritten anywhere.
         for end in 0..dynamic.len() {
-            let _ = Loading::of_head(&dynamic[..end]);
+            let _ = LoadMethod::of_head(&dynamic[..end]);
         }
         for at in 0..dynamic.len() {
             let mut bytes = dynamic.clone();
             bytes[at] = 0xff;
-            let _ = Loading::of_head(&bytes);
+            let _ = LoadMethod::of_head(&bytes);
         }
     }
 

@@ -10,7 +10,7 @@ use std::{fs, io};
 
 use libc::pid_t;
 
-use super::reasons::Loading;
+use super::reasons::LoadMethod;
 use crate::sources::linux::sys;
 
 /// Most processes per scan: each costs some 20 microseconds.
@@ -66,9 +66,9 @@ impl ProcessesWithoutShim {
         // The dynamic linker as a program: `ld.so prog`.
         let is_linker = program.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-"));
         let loading = if is_linker {
-            Loading::Dynamic
+            LoadMethod::Dynamic
         } else {
-            Loading::of(&PathBuf::from(format!("/proc/{pid}/exe")))
+            LoadMethod::of(&PathBuf::from(format!("/proc/{pid}/exe")))
         };
         // Programs write titles over their environment, but only after they have loaded the shim.
         let why = why_without(loading, &environment, shim).filter(|_| !maps(pid, shim));
@@ -99,16 +99,16 @@ impl ProcessesWithoutShim {
 
 /// Why a process did not load the shim; `None` if it did, or may have. `environment`: as in /proc/PID/environ, from the
 /// start of its program.
-fn why_without(loading: Loading, environment: &[u8], shim: &Path) -> Option<&'static str> {
+fn why_without(loading: LoadMethod, environment: &[u8], shim: &Path) -> Option<&'static str> {
     let names_shim = environment
         .split(|byte| *byte == 0)
         .filter_map(|variable| variable.strip_prefix(b"LD_PRELOAD="))
         .any(|value| memchr::memmem::find(value, shim.as_os_str().as_bytes()).is_some());
     match loading {
-        Loading::Static => Some("linked statically"),
-        Loading::OtherRights => Some(OTHER_RIGHTS),
-        Loading::OtherClass => Some("of another architecture"),
-        Loading::Dynamic => (!names_shim).then_some("started with another LD_PRELOAD (env -i, sudo)"),
+        LoadMethod::Static => Some("linked statically"),
+        LoadMethod::OtherRights => Some(OTHER_RIGHTS),
+        LoadMethod::OtherClass => Some("of another architecture"),
+        LoadMethod::Dynamic => (!names_shim).then_some("started with another LD_PRELOAD (env -i, sudo)"),
     }
 }
 
@@ -148,16 +148,16 @@ mod tests {
         let shim = Path::new("/dev/shm/stackprof-heap-1/heap.so");
         let preloads = b"A=1\0LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so:/lib/b.so\0";
         for (loading, environment, expected) in [
-            (Loading::Dynamic, &preloads[..], None),
-            (Loading::Dynamic, b"A=1\0LD_PRELOAD=\0", Some("started with another LD_PRELOAD (env -i, sudo)")),
+            (LoadMethod::Dynamic, &preloads[..], None),
+            (LoadMethod::Dynamic, b"A=1\0LD_PRELOAD=\0", Some("started with another LD_PRELOAD (env -i, sudo)")),
             (
-                Loading::Dynamic,
+                LoadMethod::Dynamic,
                 b"NOT_LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so",
                 Some("started with another LD_PRELOAD (env -i, sudo)"),
             ),
-            (Loading::Static, preloads, Some("linked statically")),
-            (Loading::OtherRights, preloads, Some("setuid, setgid or with file capabilities")),
-            (Loading::OtherClass, preloads, Some("of another architecture")),
+            (LoadMethod::Static, preloads, Some("linked statically")),
+            (LoadMethod::OtherRights, preloads, Some("setuid, setgid or with file capabilities")),
+            (LoadMethod::OtherClass, preloads, Some("of another architecture")),
         ] {
             assert_eq!(why_without(loading, environment, shim), expected);
         }

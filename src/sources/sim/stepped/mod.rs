@@ -7,7 +7,7 @@
 //! the same process. Memory is never cleared: return addresses of old frames remain between those of others.
 //!
 //! Input: a seed. Output: registers, memory and the true frames of each thread at any instruction, and changes of
-//! threads and images; images are reported as of the change that was [`Stepped::show`]n last.
+//! threads and images; images are reported as of the change that was [`SteppedProcess::show`]n last.
 
 mod code;
 
@@ -90,7 +90,7 @@ struct Thread {
 }
 
 /// A process with threads that run simulated code, one instruction at a time, from a seed.
-pub(crate) struct Stepped {
+pub(crate) struct SteppedProcess {
     process: Process,
     random: Rng,
     /// Start address and content of its memory.
@@ -107,9 +107,9 @@ pub(crate) struct Stepped {
     changes: Vec<Change>,
 }
 
-impl Stepped {
+impl SteppedProcess {
     /// A program with its first threads.
-    pub(crate) fn new(seed: u64) -> Stepped {
+    pub(crate) fn new(seed: u64) -> SteppedProcess {
         let process = Process {
             pid: 70,
             name: "stepped".to_owned(),
@@ -125,7 +125,7 @@ impl Stepped {
             stops_hold_all: false,
         };
         let bytes = STACKS as u64 * STACK_BYTES;
-        let mut stepped = Stepped {
+        let mut stepped = SteppedProcess {
             process,
             random: Rng::new(seed),
             memory: (MEMORY_AT, vec![0; bytes as usize]),
@@ -525,7 +525,7 @@ impl Stepped {
     }
 }
 
-impl Observed for Stepped {
+impl Observed for SteppedProcess {
     fn process(&self) -> &Process {
         &self.process
     }

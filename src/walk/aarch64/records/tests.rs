@@ -89,7 +89,7 @@ fn check(
     words: &[u64],
     expected: &[(u64, Method)],
     ended: StackEnd,
-) -> Walked {
+) -> WalkResult {
     check_by(UnwindMethod::Cfi, rows, set, words, expected, ended)
 }
 
@@ -101,7 +101,7 @@ fn check_by(
     words: &[u64],
     expected: &[(u64, Method)],
     ended: StackEnd,
-) -> Walked {
+) -> WalkResult {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let mut registers = Aarch64 { pc: TEXT + 0x40, sp: STACK, ..Aarch64::default() };
     for (register, value) in set {

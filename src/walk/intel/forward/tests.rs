@@ -4,7 +4,7 @@ use crate::binary::frame_rule::{CfaBase, FrameRule};
 use crate::walk::CodeTraits;
 use crate::walk::text::Text;
 
-fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads<X86_64>> {
+fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<CodeEnd<X86_64>> {
     super::follow::<X86_64>(pc, returned, code, &mut Callees::default())
 }
 
@@ -15,7 +15,7 @@ fn text(code: &[u8]) -> Text {
 #[track_caller]
 fn check(code: &'static [u8], expected: &[(u64, CfaBase, i64, Option<i64>)]) {
     for &(at, base, cfa_offset, frame_pointer_at) in expected {
-        let Some(Leads::Back(row, _)) = follow(Avma(0x1000 + at), false, &text(code)) else {
+        let Some(CodeEnd::Returns(row, _)) = follow(Avma(0x1000 + at), false, &text(code)) else {
             panic!("+{at:#x}")
         };
         let rule = FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) };
@@ -86,7 +86,7 @@ fn the_childs_side_of_clone_is_the_end_of_the_stack() {
         0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // exit(rax)
     ];
     for at in [0, 2, 3, 4, 6] {
-        assert_eq!(follow(Avma(0x1000 + at), false, &text(CLONE)), Some(Leads::ToExit));
+        assert_eq!(follow(Avma(0x1000 + at), false, &text(CLONE)), Some(CodeEnd::ExitsThread));
     }
 }
 
@@ -134,12 +134,12 @@ fn a_function_after_a_noreturn_call_does_not_end_its_thread() {
         0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +05 mov %eax,%edi; mov $60,%eax; syscall
     ];
     let leads = |at: u64, returned: bool, code: &dyn Code| follow(Avma(0x1000 + at), returned, code);
-    assert_eq!(leads(5, true, &text(CODE)), Some(Leads::ToExit));
-    assert_eq!(leads(0, false, &text(CODE)), Some(Leads::ToExit));
+    assert_eq!(leads(5, true, &text(CODE)), Some(CodeEnd::ExitsThread));
+    assert_eq!(leads(0, false, &text(CODE)), Some(CodeEnd::ExitsThread));
     // The first function of a stripped program.
     assert_eq!(leads(5, true, &stripped(CODE)), None);
     assert_eq!(leads(0, false, &stripped(CODE)), None);
-    assert_eq!(leads(5, false, &stripped(CODE)), Some(Leads::ToExit));
+    assert_eq!(leads(5, false, &stripped(CODE)), Some(CodeEnd::ExitsThread));
     // A function that calls and then ends its thread.
     const START: &[u8] = &[
         0xe8, 0x20, 0, 0, 0, // +00 noreturn call
@@ -150,8 +150,8 @@ fn a_function_after_a_noreturn_call_does_not_end_its_thread() {
     ];
     assert_eq!(leads(5, true, &text(START)), None);
     assert_eq!(leads(0, false, &text(START)), None);
-    assert_eq!(leads(5, false, &text(START)), Some(Leads::ToExit));
-    assert_eq!(leads(0xa, true, &text(START)), Some(Leads::ToExit));
+    assert_eq!(leads(5, false, &text(START)), Some(CodeEnd::ExitsThread));
+    assert_eq!(leads(0xa, true, &text(START)), Some(CodeEnd::ExitsThread));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn undecodable_code_has_no_row() {
 #[track_caller]
 fn proof(code: &'static [u8], at: u64, returned: bool, expected: Proof) {
     let found = follow(Avma(0x1000 + at), returned, &text(code));
-    let Some(Leads::Back(_, proof)) = found else { panic!("+{at:#x}: {found:?}") };
+    let Some(CodeEnd::Returns(_, proof)) = found else { panic!("+{at:#x}: {found:?}") };
     assert_eq!(proof, expected, "+{at:#x}");
 }
 
@@ -345,9 +345,9 @@ fn behind_a_call_of(part: &[u8]) -> Proof {
         0x90, //                         +0f nop
     ];
     let code: &'static [u8] = [&BODY, part].concat().leak();
-    let Some(Leads::Back(row, behind)) = follow(Avma(0x1009), true, &text(code)) else { panic!() };
+    let Some(CodeEnd::Returns(row, behind)) = follow(Avma(0x1009), true, &text(code)) else { panic!() };
     assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
-    let Some(Leads::Back(_, before)) = follow(Avma(0x1004), false, &text(code)) else { panic!() };
+    let Some(CodeEnd::Returns(_, before)) = follow(Avma(0x1004), false, &text(code)) else { panic!() };
     assert_eq!(before, behind, "in front of the call and behind it");
     behind
 }
@@ -414,7 +414,7 @@ fn facts_about_callees_are_cached_while_their_code_is_unchanged() {
         let mut asked = |at| {
             let before = code.asked.get();
             let leads = super::follow::<X86_64>(Avma(at), false, &code, &mut callees);
-            assert!(matches!(leads, Some(Leads::Back(_, Proof::Certain))), "{leads:?}");
+            assert!(matches!(leads, Some(CodeEnd::Returns(_, Proof::Certain))), "{leads:?}");
             code.asked.get() - before
         };
         let (first, second) = (asked(0x1000), asked(0x1008));
@@ -441,11 +441,11 @@ fn code_after_a_noreturn_call_refutes_nothing() {
         0x48, 0x89, 0xc1, //               +0f mov %rax,%rcx
         0xff, 0xe1, //                     +12 jmp *%rcx
     ];
-    let Some(Leads::Back(row, proof)) = follow(Avma(0x1000), false, &text(METHOD)) else { panic!() };
+    let Some(CodeEnd::Returns(row, proof)) = follow(Avma(0x1000), false, &text(METHOD)) else { panic!() };
     assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
     assert_eq!(proof, Proof::Certain);
     // If the path to the return passes a call, nothing is certain.
-    let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &text(METHOD)) else { panic!() };
+    let Some(CodeEnd::Returns(_, proof)) = follow(Avma(0x1002), true, &text(METHOD)) else { panic!() };
     assert_eq!(proof, Proof::NeedsConfirmation);
 }
 
@@ -474,6 +474,6 @@ fn short_searches_leave_the_result_unknown() {
         callees.follow_little(little);
         super::follow::<X86_64>(Avma(0x1000), false, &text(BRANCH), &mut callees)
     };
-    assert!(matches!(leads(false), Some(Leads::Back(_, Proof::Certain))));
+    assert!(matches!(leads(false), Some(CodeEnd::Returns(_, Proof::Certain))));
     assert_eq!(leads(true), None);
 }

@@ -92,14 +92,14 @@ fn a_system_call_that_ends_a_trampoline_has_the_signal_frame() {
 
 #[test]
 fn code_without_callers_is_followed_less_until_it_has_some() {
-    let mut fruitless = Fruitless::default();
-    let nowhere = |fruitless: &mut Fruitless, times: u32| (0..times).for_each(|_| fruitless.note(0));
-    nowhere(&mut fruitless, Fruitless::BALANCE_MAX - 1);
+    let mut fruitless = FollowLimit::default();
+    let nowhere = |fruitless: &mut FollowLimit, times: u32| (0..times).for_each(|_| fruitless.note(0));
+    nowhere(&mut fruitless, FollowLimit::BALANCE_MAX - 1);
     assert!((0..64).all(|_| !fruitless.is_short()));
     nowhere(&mut fruitless, 1000);
     let short = (0..64).filter(|_| fruitless.is_short()).count();
     assert_eq!(short, 60, "the others are followed as far as ever");
-    (0..5).for_each(|_| fruitless.note(Fruitless::OF_FRUIT));
+    (0..5).for_each(|_| fruitless.note(FollowLimit::OF_FRUIT));
     assert!((0..64).all(|_| !fruitless.is_short()));
 }
 

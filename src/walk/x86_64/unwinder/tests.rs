@@ -74,7 +74,7 @@ impl Case {
         how: UnwindMethod,
         stack_top: Option<u64>,
         stack_limit: Option<u64>,
-    ) -> (Vec<u64>, Vec<Method>, Walked) {
+    ) -> (Vec<u64>, Vec<Method>, WalkResult) {
         let rows = Rows(self.rows.iter().cloned().collect());
         let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
