@@ -50,8 +50,10 @@ fn rewrite(section: &[u8]) -> Option<RewrittenSection> {
             let letters: Vec<u8> = letters.take_while(|letter| **letter != 0).copied().collect();
             let marks = letters.iter().enumerate().filter(|(_, letter)| matches!(letter, b'B' | b'G'));
             for (index, _) in marks {
-                let rewritten = rewritten
-                    .get_or_insert_with(|| RewrittenSection { bytes: section.to_vec(), not_signal: Vec::new() });
+                let rewritten = rewritten.get_or_insert_with(|| RewrittenSection {
+                    bytes: section.to_vec(),
+                    not_signal: Vec::new(),
+                });
                 rewritten.bytes[augmentation + index] = b'S';
                 if !letters.contains(&b'S') && rewritten.not_signal.last() != Some(&at) {
                     rewritten.not_signal.push(at);

@@ -17,7 +17,7 @@ use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Activity, Capture, Fault, Role, Target, TargetEvent, ThreadId, ThreadStatus};
 use crate::symbol::table::SymbolTable;
-use crate::symbol::{self, Style, demangle, short};
+use crate::symbol::{self, Style, demangle, short_name};
 use crate::trie::FrameId;
 use crate::walk::STACK_BYTES_MAX;
 use crate::walk::StackEnd;
@@ -225,7 +225,7 @@ fn symbols(target: &mut dyn Target, clock: &dyn Clock, style: Style) -> Result<S
                     let name = match style {
                         Style::Mangled => String::from_utf8_lossy(&symbol.name).into_owned(),
                         Style::Readable => demangle::demangle(symbol.name),
-                        Style::Short => short::shorten(&demangle::demangle(symbol.name)),
+                        Style::Short => short_name::shorten(&demangle::demangle(symbol.name)),
                     };
                     let name = escape_line(&name);
                     let _ =

@@ -5,10 +5,10 @@
 //! is checked, and all later operations are relative to it. Under sudo, outputs are created with the rights of the
 //! calling user; root's are used only in directories that no other user can change. Nothing here prints.
 
+mod output_check;
 mod refusal;
 #[cfg(test)]
 mod tests;
-mod writable;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -20,10 +20,10 @@ use crate::sources::output::{
     Caller, Goal, OutputPlace, Resolved, Trust, Unfinished, make_directories, open_file, resolve,
 };
 use crate::sources::signals;
-use refusal::{Problem, with_next_step};
-use writable::{
+use output_check::{
     check_direct, check_open_file, check_place, check_room, is_direct, is_of_kernel, open_to_append,
 };
+use refusal::{Problem, with_next_step};
 
 /// The output files of a run; checked outputs stay open until they are written.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@
 
 use super::functions::functions;
 use super::incomparable::Incomparable;
-use super::lost::{LOST_MAX, LossTotals};
+use super::loss::{LOST_MAX, LossTotals};
 use super::stacks::{Run, Stacks};
 
 /// Durations that differ by less than this fraction are equal.

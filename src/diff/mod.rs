@@ -17,7 +17,7 @@ pub mod builds;
 pub mod compare;
 pub mod functions;
 pub mod incomparable;
-pub mod lost;
+pub mod loss;
 pub mod normalize;
 pub mod report;
 pub mod stacks;

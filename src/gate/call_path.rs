@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::measurements::Measurements;
-use super::nameless;
+use super::nameless_functions;
 use super::verdict::CallPath;
 use crate::diff::stacks::Stacks;
 use crate::profile::TextId;
@@ -109,7 +109,7 @@ impl<'a> CallPaths<'a> {
         let path = self.stacks.path(node).into_iter().map(str::to_owned).collect();
         let part = if growth > 0.0 { ((new - base) / growth).min(1.0) } else { 0.0 };
         let functions = self.nameless.get(&node).map_or_else(Vec::new, |functions| {
-            nameless::grown(functions.iter().map(|(name, own)| (self.stacks.text(*name), *own)))
+            nameless_functions::grown(functions.iter().map(|(name, own)| (self.stacks.text(*name), *own)))
         });
         CallPath { path, base, new, part, functions }
     }

@@ -6,10 +6,11 @@
 //! The runs themselves are the model of noise. The observed change is removed from them, they are divided
 //! again into base and new in up to [`TRIALS_MAX`] permutations, a growth is added to the new side, and the
 //! conditions of `judge.rs` are applied: the limit, `min_share`, and the statistics beyond the critical
-//! values of the permutation tests. With too few runs for a test the rule of `weak.rs` replaces them.
+//! values of the permutation tests. With too few runs for a test the rule of `few_runs.rs` replaces them.
 
 use std::collections::BTreeMap;
 
+use super::few_runs;
 use super::gain::Gain;
 use super::interval::change;
 use super::measurements::{FunctionSamples, Measurements};
@@ -17,7 +18,6 @@ use super::noise::Noise;
 use super::permutations::Permutations;
 use super::statistic::{Values, mean, variance};
 use super::verdict::{Options, Report, Strength};
-use super::weak;
 
 /// Fraction of gates that a growth must fail to count as detectable.
 pub const POWER: f64 = 0.8;
@@ -91,7 +91,7 @@ impl Detectable {
             let totals: Vec<f64> = trial.grown(&trial.measured.totals, growth);
             let grown = Measurements { totals, ..trial.measured.clone() };
             match rule {
-                Rule::Weak => weak::total_grown(&grown, options),
+                Rule::Weak => few_runs::total_grown(&grown, options),
                 Rule::Tested => {
                     let cpu = grown.in_unit(&grown.totals);
                     exceeds(&grown, &cpu, options)
@@ -123,7 +123,7 @@ impl Detectable {
                 }
                 if rule == Rule::Weak {
                     let samples = FunctionSamples { name: String::new(), total: own.clone(), own };
-                    return weak::function_grown(&grown, &samples, &gain, options);
+                    return few_runs::function_grown(&grown, &samples, &gain, options);
                 }
                 let cpu = grown.in_unit(&own);
                 exceeds(&grown, &cpu, options)

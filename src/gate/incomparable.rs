@@ -56,7 +56,7 @@ pub enum Incomparable {
         /// Its samples.
         samples: u64,
     },
-    /// A run lost more than [`LOST_MAX`](crate::diff::lost::LOST_MAX).
+    /// A run lost more than [`LOST_MAX`](crate::diff::loss::LOST_MAX).
     Lost {
         /// The run.
         run: String,

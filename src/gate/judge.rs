@@ -18,6 +18,7 @@
 //! With too few runs for a test see [`weak`].
 
 use super::family::{self, Family, test_one};
+use super::few_runs;
 use super::gain::{Gain, in_cpu};
 use super::interval::{change, interval};
 use super::measurements::{FunctionSamples, Measurements};
@@ -25,7 +26,6 @@ use super::noise::Noise;
 use super::permutations::Permutations;
 use super::statistic::{Values, mean};
 use super::verdict::{Change, FunctionChange, FunctionState, MovedWhy, Options, Report, Strength, Verdict};
-use super::weak;
 
 /// Largest p-value at which callees, or the rest of the program, count as fallen. Strict, because otherwise a
 /// real regression passes as moved cost.
@@ -41,7 +41,7 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
     let tested_from = options.tested_from(runs);
     functions.retain(|function| mean(&function.gain.shares) >= tested_from);
     let too_small = all - functions.len();
-    let weak = weak::too_few(runs, options.alpha);
+    let weak = few_runs::too_few(runs, options.alpha);
     let total_cpu = measured.in_unit(&measured.totals);
     let mut report = Report {
         verdict: Verdict::Pass,
@@ -58,9 +58,9 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
         total_place: None,
     };
     if weak {
-        report.total_grown = weak::total_grown(measured, options);
+        report.total_grown = few_runs::total_grown(measured, options);
         for function in &mut functions {
-            if weak::function_grown(measured, function.samples, &function.gain, options) {
+            if few_runs::function_grown(measured, function.samples, &function.gain, options) {
                 function.state = FunctionState::Slower;
             }
         }

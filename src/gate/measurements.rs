@@ -6,7 +6,7 @@
 use super::incomparable::{Incomparable, SAMPLES_MIN};
 use super::unit::Unit;
 use crate::diff::functions::functions;
-use crate::diff::lost::{LOST_MAX, LossTotals};
+use crate::diff::loss::{LOST_MAX, LossTotals};
 use crate::diff::stacks::{Run, Stacks};
 use crate::profile::SAMPLES;
 

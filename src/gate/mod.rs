@@ -23,12 +23,13 @@
 pub mod call_path;
 pub mod detectable;
 pub mod family;
+pub mod few_runs;
 pub mod gain;
 pub mod incomparable;
 pub mod interval;
 pub mod judge;
 pub mod measurements;
-pub mod nameless;
+pub mod nameless_functions;
 pub mod noise;
 pub mod permutations;
 pub mod quantile;
@@ -36,7 +37,6 @@ pub mod report;
 pub mod statistic;
 pub mod unit;
 pub mod verdict;
-pub mod weak;
 
 pub use incomparable::Incomparable;
 pub use judge::judge;

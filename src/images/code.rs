@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::view::ImageView;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
+use crate::binary::frame_rule::{AnyRow, Body, ExidxEntry, Row};
 use crate::walk::{Code, FilePlace};
 
 impl Code for ImageView<'_> {

@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
-use super::loaded::Image;
+use super::image::Image;
 use super::view::ImageView;
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
 use crate::binary::exidx::Exidx;
-use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Column, Columns, FrameRule, Row, ExidxEntry};
+use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Column, Columns, ExidxEntry, FrameRule, Row};
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 use crate::binary::pe::epilogue;

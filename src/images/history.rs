@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::loaded::Image;
+use super::image::Image;
 use super::space::{NO_IMAGE, Region, Space};
 use super::view::ImageView;
 use crate::addr::{Avma, Svma};

@@ -23,7 +23,7 @@ use requests::{BLOCK_BYTES, Requests};
 use super::history::Images;
 use super::view::ImageView;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
+use crate::binary::frame_rule::{AnyRow, Body, ExidxEntry, Row};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
 use crate::walk::{Code, CodeTraits, FilePlace, Glance, NeedsBytes};

@@ -1,5 +1,5 @@
 //! The images of processes over time, and JIT code. Input: mappings and bytes. Output: image and Svma of an
-//! address, rows and functions. `history.rs`: the image of an address (`space.rs`: one address space, `loaded.rs`:
+//! address, rows and functions. `history.rs`: the image of an address (`space.rs`: one address space, `image.rs`:
 //! one image); `frames.rs`: facts about frames from images; `jit.rs`: JIT code; `gdb_jit.rs`: JIT code that its
 //! compiler registered; `view.rs`: the current images of one process; `code.rs`: the walker's view of all of
 //! these.
@@ -10,15 +10,15 @@ mod code;
 mod frames;
 mod gdb_jit;
 mod history;
+mod image;
 mod jit;
-mod loaded;
 mod space;
 mod view;
 
 pub use gdb_jit::GdbJit;
 pub use history::{IMAGES_MAX, Images, Location, REGIONS_MAX, SPACES_MAX};
+pub use image::{Image, ImageError};
 pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
-pub use loaded::{Image, ImageError};
 pub use view::ImageView;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! A view of [`Images`](super::Images); `frames.rs` has the unwind information, `code.rs` implements the walker's
 //! trait.
 
-use super::loaded::Image;
+use super::image::Image;
 use super::space::{Region, Space};
 use crate::addr::Avma;
 

@@ -8,7 +8,7 @@
 
 mod budget;
 mod captures;
-mod deferred;
+mod deferred_samples;
 mod heap;
 mod image_loads;
 mod image_refresh;
@@ -33,7 +33,7 @@ mod target_processes;
 mod thread;
 mod thread_clock;
 mod ticks;
-mod unsampled;
+mod unsampled_time;
 mod wait_sampling;
 mod waits;
 mod weighted_stacks;

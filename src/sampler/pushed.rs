@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 
-use super::deferred::{DueSamples, Rewalk};
+use super::deferred_samples::{DueSamples, Rewalk};
 use super::options::Options;
 use super::recorded_process::{FIRST, ProcessIndex};
 use super::recorder::{Recorder, SampleOutcome, UNKNOWN_THREAD};

@@ -7,7 +7,7 @@
 
 use hashbrown::HashMap;
 
-use super::deferred::{DeferredSample, DeferredSamples, DueSamples, Rewalk};
+use super::deferred_samples::{DeferredSample, DeferredSamples, DueSamples, Rewalk};
 use super::heap::SampledHeap;
 use super::image_refresh::ImageRefresh;
 use super::options::Options;

@@ -86,7 +86,11 @@ impl StackExtent {
 
     /// Searches for the stack top of a thread that existed before the recording, if its walk is incomplete without
     /// it; returns whether it searched. `find` searches from an address on.
-    pub(super) fn search_top(&mut self, walked: &WalkResult, find: impl FnOnce(Avma) -> Option<Avma>) -> bool {
+    pub(super) fn search_top(
+        &mut self,
+        walked: &WalkResult,
+        find: impl FnOnce(Avma) -> Option<Avma>,
+    ) -> bool {
         if walked.ended.is_complete() || self.top.is_some() || self.top_searches_left == 0 {
             return false;
         }

@@ -15,7 +15,9 @@ use crate::clock::Clock;
 use crate::images::{CodeMemory, TargetCode};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process};
-use crate::walk::{self, Frames, Method, OtherStack, OuterStack, StackBytes, StackEnd, UnwindMethod, WalkResult};
+use crate::walk::{
+    self, Frames, Method, OtherStack, OuterStack, StackBytes, StackEnd, UnwindMethod, WalkResult,
+};
 
 /// Walks the stacks of a recording.
 pub(super) struct StackWalker<'a> {

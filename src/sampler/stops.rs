@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 
 use super::budget::Budget;
 use super::captures::Captures;
-use super::deferred::DueSamples;
+use super::deferred_samples::DueSamples;
 use super::options::Options;
 use super::poll_order::PollOrder;
 use super::recorded_process::FIRST;
@@ -13,7 +13,7 @@ use super::recorder::Recorder;
 use super::sample::Sample;
 use super::schedule::Schedule;
 use super::target_processes::{TOO_MANY, TargetProcesses, observed};
-use super::unsampled::UnsampledTime;
+use super::unsampled_time::UnsampledTime;
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::live::Live;

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::dwarf::{DwarfParts, Chain, Debug, Job, LineInfo, Sections, SplitFiles, Texts, TextsShared};
+use super::dwarf::{Chain, Debug, DwarfParts, Job, LineInfo, Sections, SplitFiles, Texts, TextsShared};
 use super::locate::{DebugFiles, locate};
 use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, jitdump, plt, stubs};
@@ -281,7 +281,11 @@ fn behind_its_size<'s>(table: &'s SymbolTable, image: &Image, at: Svma) -> Resul
     if symbol.start == function.start && is_last { Ok(symbol) } else { Err(Why::NotCovered) }
 }
 
-fn open<'f>(asked: &ImageTask<'_>, options: &Options<'f>, ask: DwarfParts) -> (Vec<OpenDwarf<'f>>, Vec<String>) {
+fn open<'f>(
+    asked: &ImageTask<'_>,
+    options: &Options<'f>,
+    ask: DwarfParts,
+) -> (Vec<OpenDwarf<'f>>, Vec<String>) {
     let located = asked.located(options);
     let mut problems = located.problems.clone();
     if !ask.inlines && !ask.lines {

@@ -19,7 +19,7 @@ pub mod plt;
 mod relocate;
 pub mod runtime;
 pub mod sections;
-pub mod short;
+pub mod short_name;
 pub mod stubs;
 pub mod table;
 mod why;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::glance::Glance;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
+use crate::binary::frame_rule::{AnyRow, Body, ExidxEntry, Row};
 
 /// Properties of code that depend on its compiler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use super::code::{Code, CodeTraits, FilePlace};
 use super::glance::Glance;
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::{AnyRow, Body, Row, ExidxEntry};
+use crate::binary::frame_rule::{AnyRow, Body, ExidxEntry, Row};
 
 /// Limit on facts of one kind; one more clears them all. The capacity of a hash table with 65,536 slots.
 const FACTS_MAX: usize = 7 << 13;

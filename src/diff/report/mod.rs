@@ -8,7 +8,7 @@ pub mod markdown;
 pub mod text;
 
 use super::compare::{Comparison, Measure, Pair, Side};
-use super::lost::LOST_NOTED;
+use super::loss::LOST_NOTED;
 use crate::escape::escape_line;
 
 /// A value for people: `0.39 s`, `12.3%`, `412`.

@@ -9,10 +9,10 @@ pub mod markdown;
 pub mod text;
 
 use super::detectable::POWER;
+use super::few_runs;
 use super::interval::Interval;
 use super::unit::Unit;
 use super::verdict::{CallPath, Change, FunctionChange, FunctionState, Nameless, Report, Strength, Verdict};
-use super::weak;
 use crate::diff::report::{digits, percent};
 
 /// The verdict in one line.
@@ -213,8 +213,8 @@ fn basis(report: &Report) -> String {
         }
         Strength::Weak => format!(
             "{sides}, too few for a test: only growth beyond the limit and {:.0}% of noise in every run fails; record {} or more a side",
-            100.0 * weak::NOISE_FLOOR,
-            weak::enough(report.options.alpha)
+            100.0 * few_runs::NOISE_FLOOR,
+            few_runs::enough(report.options.alpha)
         ),
     }
 }

@@ -3,7 +3,7 @@
 //! Format:
 //! <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
 //! Threads are written one by one (`firefox/thread.rs`), so that the tables of only one are in memory. If the
-//! times of samples are known, each thread of the recording is a thread of the file (`firefox/timed.rs`). In
+//! times of samples are known, each thread of the recording is a thread of the file (`firefox/timed_samples.rs`). In
 //! other profiles each count is a sample, one period after the previous one of its thread: trees, totals and
 //! CPU time are those of the recording, the order is not. Beyond `SAMPLES_MAX` a sample represents several
 //! counts and takes as many periods; without a rate there is no time, and a sample for each distinct stack.
@@ -20,7 +20,7 @@ mod read;
 pub(super) mod slabs;
 mod tables;
 mod thread;
-mod timed;
+mod timed_samples;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -90,7 +90,7 @@ pub fn write_addresses(saved: &SavedProfile, libraries: &Libraries, out: &mut dy
     let spacing = SampleSpacing { period_ns, weight_max, has_time };
     match timeline {
         Some(timeline) => {
-            timed::write(&code, timeline, &mut threads)?;
+            timed_samples::write(&code, timeline, &mut threads)?;
             // Its frame numbers equal those of the profile.
             if let Some(rest) = saved.without_times().map_err(io::Error::other)? {
                 write_counts(&rest, &code, spacing, &mut threads)?;

@@ -10,7 +10,7 @@ mod proto;
 mod prune;
 pub mod read;
 pub(super) mod tables;
-mod timed;
+mod timed_samples;
 pub(super) mod values;
 pub mod write;
 

@@ -2,7 +2,7 @@
 //!
 //! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by one, so that
 //! memory does not grow with the size of the file. If times are known, the samples of a thread are in their
-//! order (`speedscope/timed.rs`). The format has neither addresses nor the rate; other data is in a custom
+//! order (`speedscope/timed_samples.rs`). The format has neither addresses nor the rate; other data is in a custom
 //! key (`extra.rs`), which the schema allows. `speedscope/read.rs` reads sampled profiles,
 //! `speedscope/evented.rs` evented ones.
 
@@ -10,7 +10,7 @@ mod evented;
 mod frame;
 mod read;
 mod reader;
-mod timed;
+mod timed_samples;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 pub fn write(saved: &SavedProfile, title: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
     let saved = &saved.without_addresses().map_err(io::Error::other)?;
     let frames = Frames::of(saved);
-    let timeline = saved.timeline().filter(|timeline| timed::fits(saved, timeline, &frames));
+    let timeline = saved.timeline().filter(|timeline| timed_samples::fits(saved, timeline, &frames));
     let about = &saved.about;
     let title = title.map_or_else(|| saved.processes().join(", ").into(), escape_line);
     write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
@@ -57,7 +57,7 @@ pub fn write(saved: &SavedProfile, title: Option<&str>, out: &mut dyn Write) -> 
             let total =
                 |thread: &ThreadTimeline| thread.samples.iter().map(|sample| sample.count).sum::<u64>();
             totals.extend(timeline.threads.iter().map(total));
-            timed::write(saved, timeline, &frames, out)?;
+            timed_samples::write(saved, timeline, &frames, out)?;
             saved.without_times().map_err(io::Error::other)?
         }
         None => None,

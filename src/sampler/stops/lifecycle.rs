@@ -4,7 +4,7 @@
 
 use hashbrown::HashMap;
 
-use super::super::deferred::{DueSamples, Rewalk};
+use super::super::deferred_samples::{DueSamples, Rewalk};
 use super::super::recorded_process::FIRST;
 use super::super::target_processes::{BY_NO_KNOWN_THREAD, observed};
 use super::super::thread::unknown_status;
@@ -117,7 +117,7 @@ impl StopDriver<'_> {
 
     /// The program of which a thread represents unsampled processes ([`UnsampledTime`]), if CPU time is recorded.
     ///
-    /// [`UnsampledTime`]: super::super::unsampled::UnsampledTime
+    /// [`UnsampledTime`]: super::super::unsampled_time::UnsampledTime
     fn represented_program(&self, pid: u32, id: ThreadId) -> Option<&str> {
         self.processes.represented_program(pid, id).filter(|_| !self.options.idle)
     }

@@ -13,7 +13,7 @@ use libc::pid_t;
 use crate::binary::OpenError;
 use crate::binary::files;
 
-use super::apart;
+use super::child_process;
 use super::file::{About, TargetFile, cannot_open};
 use super::file_system::{self, Storage};
 use super::resolve::{self, Links};
@@ -60,10 +60,10 @@ impl Root {
             Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        if !apart::is_needed_for(self.pid) {
+        if !child_process::is_needed_for(self.pid) {
             return self.open_here(path, links);
         }
-        apart::open(Some(&self.directory), copying, |directory| {
+        child_process::open(Some(&self.directory), copying, |directory| {
             let directory = Arc::new(directory.ok_or(OpenError::NotRegular)?);
             Root { directory, ..self.clone() }.open_here(path, links)
         })
@@ -76,7 +76,7 @@ impl Root {
 
     /// The names in a directory. May hang.
     pub(in crate::sources) fn list(&self, path: &str) -> Vec<String> {
-        if apart::is_needed_for(self.pid) {
+        if child_process::is_needed_for(self.pid) {
             // A list is a convenience and not worth a fork.
             return Vec::new();
         }
@@ -104,10 +104,10 @@ pub(in crate::sources) fn open_linked(
     // Does not access a file system: the kernel already has the file.
     let looked_at = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(link)?;
     // It need not be on a file system mounted for this process.
-    if is_on_block_device(&looked_at) || !apart::is_needed_for(pid) {
+    if is_on_block_device(&looked_at) || !child_process::is_needed_for(pid) {
         return open_again(&looked_at, true);
     }
-    apart::open(Some(&looked_at), copying, |looked_at| {
+    child_process::open(Some(&looked_at), copying, |looked_at| {
         open_again(&looked_at.ok_or(OpenError::NotRegular)?, true)
     })
 }

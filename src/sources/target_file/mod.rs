@@ -4,15 +4,15 @@
 //! A path is resolved below the target's root (`resolve.rs`). The type is checked before the open: only
 //! regular files on file systems for files (`file_system.rs`) are opened, never a pipe, device or socket.
 //! This runs in a worker thread with a time limit (`wait.rs`), which also copies files with pages that may
-//! never arrive; or in a forked child if a hanging thread could not be ended (`apart.rs`). Not for files that
+//! never arrive; or in a forked child if a hanging thread could not be ended (`child_process.rs`). Not for files that
 //! the user names, nor for files of /proc that the profiler names.
 
-mod local;
+mod local_files;
 mod own_tid;
 mod wait;
 
 #[cfg(target_os = "linux")]
-mod apart;
+mod child_process;
 mod file;
 #[cfg(target_os = "linux")]
 mod file_system;
@@ -26,8 +26,8 @@ mod resolve;
 pub(super) use file::TargetFile;
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Root, open_linked, own_root};
-pub use local::LocalFiles;
-pub(super) use local::with_local;
+pub use local_files::LocalFiles;
+pub(super) use local_files::with_local;
 #[cfg(target_os = "linux")]
 pub(super) use resolve::Links;
 #[cfg(target_os = "linux")]

@@ -96,7 +96,11 @@ impl Sections {
     ///
     /// # Errors
     /// Malformed headers or a malformed compressed section. `Ok(None)`: the file has no DWARF.
-    pub fn read(bytes: &ImageBytes, split: bool, ask: DwarfParts) -> Result<Option<Sections>, DebugFileError> {
+    pub fn read(
+        bytes: &ImageBytes,
+        split: bool,
+        ask: DwarfParts,
+    ) -> Result<Option<Sections>, DebugFileError> {
         let data = bytes.bytes();
         let found = sections::all(data)?;
         let code_start = found.iter().filter(|section| section.is_code).map(|section| section.svma).min();

@@ -20,7 +20,7 @@ mod unit;
 mod walk;
 
 pub use budget::INLINED_MAX;
-pub use debug::{DwarfParts, Chain, Debug, LineInfo, Sections};
+pub use debug::{Chain, Debug, DwarfParts, LineInfo, Sections};
 pub use index::{Index, Job};
 pub use names::{Texts, TextsShared};
 pub use split::SplitFiles;

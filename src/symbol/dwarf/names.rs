@@ -15,7 +15,7 @@ use hashbrown::{HashMap, HashSet};
 use super::budget::{Budget, Dwarf, Result, Slice, TEXT_BYTES_PER_STEP};
 use super::unit::{self, Abbrevs, Unit};
 use crate::symbol::demangle::{Demangler, demangle_with};
-use crate::symbol::short;
+use crate::symbol::short_name;
 use crate::symbol::table::NAME_BYTES_MAX;
 use crate::symbol::why::{Style, TEXT_BYTES_MAX};
 
@@ -245,7 +245,7 @@ impl<'s> Texts<'s> {
     pub fn mangled_anywhere(&mut self, name: &[u8]) -> Option<Arc<str>> {
         match self.shared.style {
             Style::Readable => self.plain(&self.readable(name)),
-            Style::Short => self.plain(&short::shorten(&self.readable(name))),
+            Style::Short => self.plain(&short_name::shorten(&self.readable(name))),
             Style::Mangled => self.plain(&String::from_utf8_lossy(name)),
         }
     }
@@ -280,7 +280,7 @@ impl<'s> Texts<'s> {
     fn scoped(&mut self, scope: &str, name: &[u8]) -> Option<Arc<str>> {
         let name = format!("{scope}{}", String::from_utf8_lossy(name));
         match self.shared.style {
-            Style::Short if !scope.is_empty() => self.plain(&short::shorten(&name)),
+            Style::Short if !scope.is_empty() => self.plain(&short_name::shorten(&name)),
             _ => self.plain(&name),
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian};
 
 use super::budget::{Dwarf, DwarfError, INLINED_MAX};
-use super::debug::{DwarfParts, Chain, Debug, LineInfo, Sections};
+use super::debug::{Chain, Debug, DwarfParts, LineInfo, Sections};
 use super::index::Job;
 use super::lines::{Lines, NO_FILE, NO_ROW, Row};
 use super::names::Texts;

@@ -13,7 +13,7 @@ use super::start::SignalFrame;
 use super::{LR, SP, T32, call, entry, record, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Arm;
-use crate::binary::frame_rule::{Cfa, Column, RowArm, ExidxEntry};
+use crate::binary::frame_rule::{Cfa, Column, ExidxEntry, RowArm};
 use crate::walk::frames::{Method, UnwindMethod};
 use crate::walk::processor::{self, Processor};
 use crate::walk::table::{Table, key, lookup_of};

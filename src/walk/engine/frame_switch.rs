@@ -1,5 +1,5 @@
 //! Instructions at which a thread's registers belong partly to one frame and partly to another. Each processor
-//! detects its own (`intel/switching.rs`).
+//! detects its own (`intel/switch_instructions.rs`).
 
 /// The state that the code at an address replaces while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -95,7 +95,11 @@ impl<P: Processor> Frame<P> {
 
 impl<P: Unwind> Frame<P> {
     /// The caller by an ordinary row.
-    pub(in crate::walk) fn ordinary(&self, row: &OrdinaryRow, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    pub(in crate::walk) fn ordinary(
+        &self,
+        row: &OrdinaryRow,
+        input: &Input<'_>,
+    ) -> Result<Frame<P>, Failure> {
         let registers = self.registers.as_ref();
         let base = *registers.get(usize::from(row.cfa_register)).ok_or(Failure::Refused)?;
         if base == UNKNOWN_REGISTER && row.cfa_register == P::FRAME_POINTER && P::LINK.is_none() {

@@ -24,7 +24,7 @@ use super::processor::{Processor, RowOf};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 pub(super) use exits::may_jump_into;
-use paths::{PathEnd, Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, Paths};
+use paths::{Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, PathEnd, Paths};
 pub(super) use paths::{after_call, function_around};
 pub(super) use rows::{row_at_return, row_in_function};
 pub(super) use state::{Effect, FlowState, RegisterOffset, Value};

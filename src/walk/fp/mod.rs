@@ -90,7 +90,10 @@ pub(super) fn can_be_checked(addresses: &[LookupAvma], code: &dyn Code) -> bool 
 
 /// Walks by frame records alone: `walk` pushes the look-up addresses, starting with that of the thread's program
 /// counter.
-pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<LookupAvma>) -> WalkResult) -> WalkResult {
+pub(super) fn by_records(
+    out: &mut Frames,
+    walk: impl FnOnce(&mut Vec<LookupAvma>) -> WalkResult,
+) -> WalkResult {
     out.clear();
     let walked = walk(&mut out.addresses);
     out.methods.resize(out.addresses.len(), Method::FramePointer);

@@ -1,7 +1,7 @@
 //! Common code of x86_64 and i386: instruction decoding and effects (`length.rs`, `instructions.rs`), calls before
 //! return addresses (`call.rs`), code without unwind information (`forward.rs`, `prologue.rs`, `call_check.rs`),
 //! threads that have run no instruction (`new_thread.rs`), and instructions at which registers belong to two
-//! frames (`switching.rs`). Each is generic over [`Intel`] and compiled separately for each processor. Not for:
+//! frames (`switch_instructions.rs`). Each is generic over [`Intel`] and compiled separately for each processor. Not for:
 //! the walks themselves.
 
 pub(super) mod call;
@@ -11,7 +11,7 @@ pub(super) mod instructions;
 pub(super) mod length;
 pub(super) mod new_thread;
 pub(super) mod prologue;
-pub(super) mod switching;
+pub(super) mod switch_instructions;
 
 use super::processor::Processor;
 use crate::addr::Avma;

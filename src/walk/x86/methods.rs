@@ -13,7 +13,7 @@ use crate::walk::engine::{CallRows, CallerRule, FrameSwitch, Proof, Unwind};
 use crate::walk::frame::Frame;
 use crate::walk::frames::Method;
 use crate::walk::intel::forward::{self, Callees, CodeEnd};
-use crate::walk::intel::{call_check, new_thread, prologue, switching};
+use crate::walk::intel::{call_check, new_thread, prologue, switch_instructions};
 use crate::walk::processor::{Processor, row};
 use crate::walk::{Code, Input, flow};
 
@@ -31,7 +31,7 @@ impl Unwind for X86 {
     }
 
     fn switch(address: CodeAddress, row: &RowX86, code: &dyn Code) -> FrameSwitch {
-        switching::at::<X86>(address, row, code)
+        switch_instructions::at::<X86>(address, row, code)
     }
 
     /// By the paths to a return, if they are certain, or by all paths from the function's entry. Unwind
@@ -148,7 +148,9 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         false => forward::follow::<X86>(at, is_return, code, callees),
     };
     let unproved = match leads {
-        Some(CodeEnd::Returns(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code, Proof::Certain),
+        Some(CodeEnd::Returns(row, Proof::Certain)) => {
+            return CallerRule::Row(row, Method::Code, Proof::Certain);
+        }
         Some(CodeEnd::ExitsThread) => return CallerRule::Root,
         Some(CodeEnd::Returns(row, _)) => Some(row),
         None => None,

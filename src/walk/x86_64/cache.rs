@@ -14,7 +14,7 @@ use crate::walk::engine::{CallRows, CalleeCache, FrameSwitch, Proof, SharedCallR
 use crate::walk::frames::Method;
 use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::intel::forward::{self, Callees, CodeEnd, SharedCallees};
-use crate::walk::intel::{prologue, switching};
+use crate::walk::intel::{prologue, switch_instructions};
 use crate::walk::processor::{Processor, begins_trampoline, row};
 use crate::walk::runtimes::{cpython, go, hotspot};
 use crate::walk::table::{Table, key, lookup_of};
@@ -226,13 +226,13 @@ impl Cache {
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             CallerRule::Row(row, method) => {
-                let switch = switching::at::<X86_64>(address, &row, code);
+                let switch = switch_instructions::at::<X86_64>(address, &row, code);
                 let not_called =
                     row.signal && address.is_return() && begins_trampoline::<X86_64>(address.at(), code);
                 self.keep(UnusualRule { row: *row, switch, not_called, fiber: false, proof }, method)
             }
             CallerRule::Unproved(row, proof) => {
-                let switch = switching::at::<X86_64>(address, &row, code);
+                let switch = switch_instructions::at::<X86_64>(address, &row, code);
                 let kept = UnusualRule { row: *row, switch, not_called: false, fiber: false, proof };
                 (self.keep_unusual(kept).read_from_code(), SavedProfile::default())
             }

@@ -161,7 +161,13 @@ impl Unwinder {
     }
 
     /// Walks by unwind information and code.
-    fn walk(&mut self, how: UnwindMethod, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> WalkResult {
+    fn walk(
+        &mut self,
+        how: UnwindMethod,
+        registers: &X86_64,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> WalkResult {
         let start = syscall::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         out.push(syscall::shown(start, registers), Method::Context);

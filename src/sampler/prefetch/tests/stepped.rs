@@ -86,7 +86,13 @@ impl Kernel {
     }
 
     /// Interrupts a thread at this time, for this sample.
-    fn interrupt(&mut self, sampled: (u32, &Capture), time_ns: u64, program: &mut SteppedProcess, random: &mut Rng) {
+    fn interrupt(
+        &mut self,
+        sampled: (u32, &Capture),
+        time_ns: u64,
+        program: &mut SteppedProcess,
+        random: &mut Rng,
+    ) {
         let (tid, capture) = sampled;
         let takes_old = match self.fault {
             Some(Fault::EarlierWords) => random.chance(1, 2),

@@ -1,10 +1,10 @@
 //! A command with allocations sampled by the heap shim, which its environment loads, and the processes that it starts.
 //!
 //! No process is stopped: the shim writes records into files, which `crate::sources::heap` reads; images are read from
-//! /proc, or from the copies that the shim makes (`process.rs`). For a running process, `probed.rs` reports the
+//! /proc, or from the copies that the shim makes (`process.rs`). For a running process, `probed_heap.rs` reports the
 //! allocations sampled by probes.
 
-mod probed;
+mod probed_heap;
 mod process;
 mod reasons;
 mod without_shim;
@@ -24,8 +24,8 @@ use crate::sources::heap::HeapOptions;
 use crate::sources::heap::directory::Directory;
 use crate::sources::heap::source::HeapSource;
 use crate::sources::signals::{self, Phase};
-pub use probed::ProbeOptions;
-pub(super) use probed::ProbedHeap;
+pub use probed_heap::ProbeOptions;
+pub(super) use probed_heap::ProbedHeap;
 pub(in crate::sources) use process::LinuxProcess;
 pub use reasons::why_no_allocations;
 

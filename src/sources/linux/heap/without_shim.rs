@@ -149,7 +149,11 @@ mod tests {
         let preloads = b"A=1\0LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so:/lib/b.so\0";
         for (loading, environment, expected) in [
             (LoadMethod::Dynamic, &preloads[..], None),
-            (LoadMethod::Dynamic, b"A=1\0LD_PRELOAD=\0", Some("started with another LD_PRELOAD (env -i, sudo)")),
+            (
+                LoadMethod::Dynamic,
+                b"A=1\0LD_PRELOAD=\0",
+                Some("started with another LD_PRELOAD (env -i, sudo)"),
+            ),
             (
                 LoadMethod::Dynamic,
                 b"NOT_LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so",

@@ -6,12 +6,12 @@ use libc::pid_t;
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(any(test, target_arch = "aarch64"))]
-mod again;
-#[cfg(any(test, target_arch = "aarch64"))]
 mod arm;
 #[cfg(target_arch = "x86_64")]
 mod i386;
 mod restart;
+#[cfg(any(test, target_arch = "aarch64"))]
+mod syscall_restart;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -21,7 +21,7 @@ use crate::arch::Registers;
 use restart::{EINTR, ERESTART_RESTARTBLOCK, RESTART_CODES};
 
 #[cfg(target_arch = "aarch64")]
-pub(super) use again::Calls;
+pub(super) use syscall_restart::Calls;
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::Calls;
 #[cfg(target_arch = "aarch64")]
