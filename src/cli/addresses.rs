@@ -64,7 +64,7 @@ pub fn run(request: &Addresses) -> Result<()> {
         }
         out.push('\n');
     }
-    messages::result(&out);
+    messages::result(&out)?;
     if request.verbosity == Verbosity::Verbose {
         for problem in &named.problems {
             messages::note(problem);

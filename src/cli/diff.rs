@@ -62,7 +62,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     }
     let on_stdout = diff.outputs.iter().any(|output| output.to == Destination::Stdout);
     if diff.verbosity != Verbosity::Quiet && !on_stdout {
-        messages::result(&text::text(&comparison, diff.top));
+        messages::result(&text::text(&comparison, diff.top))?;
     }
     Ok(())
 }

@@ -86,7 +86,7 @@ pub fn run(dump: &Dump) -> Result<()> {
         shown.text = stacks.text(dump.max_depth, &options);
         shown.missing = missing(&stacks.snapshot);
     }
-    messages::result(&shown.text);
+    messages::result(&shown.text)?;
     shown.missing.map_or(Ok(()), Err)
 }
 

@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sources::output::{
     Caller, Goal, OutputPlace, Resolved, Trust, Unfinished, make_directories, open_file, resolve,
 };
-use crate::sources::signals;
+use crate::sources::{signals, startup};
 use output_check::{
     check_direct, check_open_file, check_place, check_room, is_direct, is_of_kernel, open_to_append,
 };
@@ -333,8 +333,12 @@ fn begin(place: &OutputPlace) -> std::result::Result<OutputSink, Problem> {
 /// Checks before a recording whether standard output can be written after it.
 ///
 /// # Errors
-/// [`ErrorKind::Output`]: it is read-only, or full.
+/// [`ErrorKind::Output`]: it is closed, read-only, or full.
 pub fn check_stdout() -> Result<()> {
+    if startup::is_stdout_closed() {
+        let text = "cannot write standard output: it is closed; name a file";
+        return Err(Error::new(ErrorKind::Output, text));
+    }
     let checked = open_file(STDOUT).map_err(Problem::from).and_then(|file| check_open_file(&file.into()));
     checked.map_err(|problem| problem.of_stream("standard output"))
 }

@@ -119,10 +119,10 @@ fn write_reports(
     let on_stdout = request.outputs.iter().any(|output| output.to == Destination::Stdout);
     if request.verbosity != Verbosity::Quiet && !on_stdout {
         let text = text::text(report, request.top);
-        messages::result(&if request.github { github::without_commands(&text) } else { text });
+        messages::result(&if request.github { github::without_commands(&text) } else { text })?;
     }
     if request.github {
-        messages::result(&github::annotations(report));
+        messages::result(&github::annotations(report))?;
     }
     if let Some(summary) = summary {
         let text = markdown::markdown(report, request.top);

@@ -1,11 +1,12 @@
 //! All writes to the terminal: results on standard output, everything else on standard error with a prefix.
 //!
-//! Quoted text cannot control the terminal: the only control characters written are newlines. A closed terminal is
-//! not a failure, so nothing here returns an error.
+//! Quoted text cannot control the terminal: the only control characters written are newlines. A closed pipe or
+//! terminal is not a failure; a result that is lost for another reason (a full disk) is.
 
 use std::io::Write;
 
-use crate::error::Error;
+use super::file;
+use crate::error::{Error, Result};
 use crate::escape::{escape_line, escape_lines};
 
 /// Line width if standard error is not a terminal: still readable in a log.
@@ -33,9 +34,12 @@ pub fn block(text: &str) {
 }
 
 /// Prints a result (help, version, dumps) on standard output.
-pub fn result(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(escape_lines(text).as_bytes()).and_then(|()| out.flush());
+///
+/// # Errors
+/// One line: it cannot be written.
+pub fn result(text: &str) -> Result<()> {
+    let text = escape_lines(text);
+    file::write_stream("standard output", &mut std::io::stdout().lock(), |out| out.write_all(text.as_bytes()))
 }
 
 fn to_stderr(text: &str) {

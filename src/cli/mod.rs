@@ -93,9 +93,9 @@ fn execute(command: args::Command) -> Result<u8> {
                 return Ok(REGRESSION);
             }
         }
-        args::Command::Completions(shell) => messages::result(&completions::script(shell)),
-        args::Command::Processes => messages::result(&completions::processes(&system::processes())),
-        args::Command::Print(text) => messages::result(&text),
+        args::Command::Completions(shell) => messages::result(&completions::script(shell))?,
+        args::Command::Processes => messages::result(&completions::processes(&system::processes()))?,
+        args::Command::Print(text) => messages::result(&text)?,
     }
     Ok(0)
 }

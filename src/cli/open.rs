@@ -91,7 +91,7 @@ fn page(
     };
     page.write(&mut text).map_err(failed)?;
     let path = private_file::write("profile.html", &text).map_err(failed)?;
-    print_address(&path.display().to_string(), viewer_options, verbosity);
+    print_address(&path.display().to_string(), viewer_options, verbosity)?;
     if viewer_options.browser {
         start_browser(path.as_os_str(), false);
     }
@@ -99,10 +99,11 @@ fn page(
 }
 
 /// Prints the opened address; if no browser is started, also with `--quiet`.
-fn print_address(address: &str, viewer_options: &ViewerOptions, verbosity: Verbosity) {
+fn print_address(address: &str, viewer_options: &ViewerOptions, verbosity: Verbosity) -> Result<()> {
     if verbosity != Verbosity::Quiet || !viewer_options.browser {
-        messages::result(&format!("{address}\n"));
+        messages::result(&format!("{address}\n"))?;
     }
+    Ok(())
 }
 
 fn start_browser(what: &OsStr, is_address: bool) {
@@ -135,7 +136,7 @@ fn serve(
     let address = address(viewer, &base);
     let origin = origin(viewer).unwrap_or_default();
     let server = ProfileServer::new(token, listener.port(), origin, symbols);
-    print_address(&address, viewer_options, verbosity);
+    print_address(&address, viewer_options, verbosity)?;
     if viewer_options.browser {
         start_browser(OsStr::new(&address), true);
     }

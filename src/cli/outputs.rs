@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use super::args::{Destination, Output};
 use super::embedded_code::EmbeddedCode;
+use super::messages;
 use crate::cli::file::{self, OutputFiles};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
@@ -77,74 +78,114 @@ pub(super) fn check_options(
     Ok(())
 }
 
-/// Writes every output.
+/// An output that could not be written.
+pub(super) struct Failure {
+    /// Its name.
+    output: String,
+    error: Error,
+}
+
+impl Failure {
+    pub(super) fn of(to: &Destination, error: Error) -> Failure {
+        Failure { output: to.as_path().display().to_string(), error }
+    }
+}
+
+/// Names of the outputs that were written.
+pub(super) fn written<'o>(
+    outputs: impl IntoIterator<Item = &'o Output>,
+    failures: &[Failure],
+) -> Vec<String> {
+    let names = outputs.into_iter().map(|output| output.to.as_path().display().to_string());
+    names.filter(|name| failures.iter().all(|failure| failure.output != *name)).collect()
+}
+
+/// Prints all failures but the last one, which is returned.
 ///
 /// # Errors
-/// One line with the output and the obstacle.
+/// The last failure.
+pub(super) fn report(mut failures: Vec<Failure>) -> Result<()> {
+    let Some(last) = failures.pop() else { return Ok(()) };
+    failures.iter().for_each(|failure| messages::error(&failure.error));
+    Err(last.error)
+}
+
+/// Writes every output. One that cannot be written keeps no other from being written.
 pub(super) fn write(
     files: &OutputFiles,
     saved: &SavedProfile,
     outputs: &[Output],
     shown: &Presentation,
-) -> Result<()> {
-    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
+) -> Vec<Failure> {
     // Shared by several outputs.
     let mut by_name = None;
+    let mut failures = Vec::new();
     for output in outputs {
-        match output.format {
-            Format::Folded => {
-                let stacks = match by_name.take() {
-                    Some(stacks) => stacks,
-                    None => ByName::of(saved, shown.lines).map_err(too_large)?,
-                };
-                write_to(files, &output.to, &mut |out| folded::write(&stacks, out))?;
-                by_name = Some(stacks);
-            }
-            Format::Svg => {
-                if saved.total() == 0 && saved.about.sampled_every.is_some() {
-                    write_to(files, &output.to, &mut |out| flamegraph::write_empty(&shown.graph, out))?;
-                    continue;
-                }
-                let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
-                let least = shown.graph.min_width_percent / 100.0;
-                let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;
-                let node = |node: &crate::profile::views::call_tree::CallNode| flamegraph::Frame {
-                    depth: node.depth,
-                    name: tree.text(node.name),
-                    base: 0,
-                    new: node.total,
-                };
-                let nodes: Vec<flamegraph::Frame<'_>> = tree.nodes().iter().map(node).collect();
-                let total = saved.total();
-                write_to(files, &output.to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))?;
-            }
-            Format::Html => {
-                let mut page =
-                    html::Page::of(saved, &shown.page_title, shown.source.as_deref()).map_err(too_large)?;
-                if let Some(code) = &shown.code {
-                    page.embed(&mut code.reader()).map_err(too_large)?;
-                }
-                write_to(files, &output.to, &mut |out| page.write(out))?;
-            }
-            Format::Pprof => {
-                let write =
-                    if shown.pprof_timestamps { pprof::write::write_timed } else { pprof::write::write };
-                write_to(files, &output.to, &mut |out| write(saved, out))?;
-            }
-            Format::Speedscope => {
-                write_to(files, &output.to, &mut |out| {
-                    speedscope::write(saved, shown.title.as_deref(), out)
-                })?;
-            }
-            Format::Firefox => write_to(files, &output.to, &mut |out| firefox::write(saved, out))?,
-            Format::Otlp => {
-                let is_packed =
-                    output.to.as_path().extension().is_some_and(|end| end.eq_ignore_ascii_case("gz"));
-                write_to(files, &output.to, &mut |out| otlp::write::write(saved, is_packed, out))?;
-            }
+        if let Err(error) = write_one(files, saved, output, shown, &mut by_name) {
+            failures.push(Failure::of(&output.to, error));
         }
     }
-    Ok(())
+    failures
+}
+
+/// Writes one output; `by_name` keeps the stacks for further folded ones.
+fn write_one(
+    files: &OutputFiles,
+    saved: &SavedProfile,
+    output: &Output,
+    shown: &Presentation,
+    by_name: &mut Option<ByName>,
+) -> Result<()> {
+    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
+    let to = &output.to;
+    match output.format {
+        Format::Folded => {
+            let stacks = match by_name.take() {
+                Some(stacks) => stacks,
+                None => ByName::of(saved, shown.lines).map_err(too_large)?,
+            };
+            let written = write_to(files, to, &mut |out| folded::write(&stacks, out));
+            *by_name = Some(stacks);
+            written
+        }
+        Format::Svg => {
+            if saved.total() == 0 && saved.about.sampled_every.is_some() {
+                return write_to(files, to, &mut |out| flamegraph::write_empty(&shown.graph, out));
+            }
+            let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
+            let least = shown.graph.min_width_percent / 100.0;
+            let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;
+            let node = |node: &crate::profile::views::call_tree::CallNode| flamegraph::Frame {
+                depth: node.depth,
+                name: tree.text(node.name),
+                base: 0,
+                new: node.total,
+            };
+            let nodes: Vec<flamegraph::Frame<'_>> = tree.nodes().iter().map(node).collect();
+            let total = saved.total();
+            write_to(files, to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))
+        }
+        Format::Html => {
+            let mut page =
+                html::Page::of(saved, &shown.page_title, shown.source.as_deref()).map_err(too_large)?;
+            if let Some(code) = &shown.code {
+                page.embed(&mut code.reader()).map_err(too_large)?;
+            }
+            write_to(files, to, &mut |out| page.write(out))
+        }
+        Format::Pprof => {
+            let write = if shown.pprof_timestamps { pprof::write::write_timed } else { pprof::write::write };
+            write_to(files, to, &mut |out| write(saved, out))
+        }
+        Format::Speedscope => {
+            write_to(files, to, &mut |out| speedscope::write(saved, shown.title.as_deref(), out))
+        }
+        Format::Firefox => write_to(files, to, &mut |out| firefox::write(saved, out)),
+        Format::Otlp => {
+            let is_packed = to.as_path().extension().is_some_and(|end| end.eq_ignore_ascii_case("gz"));
+            write_to(files, to, &mut |out| otlp::write::write(saved, is_packed, out))
+        }
+    }
 }
 
 /// Writes one output; standard output is not closed.

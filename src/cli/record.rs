@@ -17,7 +17,7 @@ use super::args::{
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::format::Format;
-use super::outputs::{self, Presentation};
+use super::outputs::{self, Failure, Presentation};
 use super::stats::{CommandState, Memory, RunFigures};
 use super::{functions, messages, open, summary, symbolication, system, text};
 use crate::binary::Files;
@@ -65,9 +65,12 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let named = Instant::now();
 
     system::restrict(Role::Writing);
-    let circumstances = circumstances(request, launched, &recording, &outputs);
+    // What `--kill-after` ended is not the whole run of the command.
+    let is_whole = launched && command == CommandState::Ended;
+    let circumstances = circumstances(request, is_whole, &recording, &outputs);
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
-    let saved = profile(&recording, &names, circumstances, heap.as_ref())?;
+    let mut saved = profile(&recording, &names, circumstances, heap.as_ref())?;
+    saved.about.exit = recording.stats.exit_status.filter(|_| is_whole).and_then(text::exit);
     let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
     let presentation = presentation(request, &recording, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
@@ -86,11 +89,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         saved: &saved,
         presentation: &presentation,
     };
-    let (figures, waiting_stats) = write(&result, named, figures)?;
-
-    for to in waiting_stats {
-        report::stats(&files, to, &recording, &figures)?;
-    }
+    let (figures, failures) = write(&result, named, figures)?;
     match &heap {
         Some((options, values)) => {
             let continues_unrecorded =
@@ -101,6 +100,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         }
         None => report::summary(request.verbosity, &recording, &names, &figures, request.sampling.unwind),
     }
+    outputs::report(failures)?;
     if let Some(viewer_options) = &request.output.open {
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = presentation;
@@ -226,30 +226,34 @@ struct OutputJob<'r, 'a> {
     presentation: &'a Presentation,
 }
 
-/// Writes the outputs, and the statistics if they go to a file. Returns the figures, and statistics destinations that
-/// may wait for a reader. Files are written first: a signal during that wait then loses none of them.
-fn write<'r>(
-    job: &OutputJob<'r, '_>,
+/// Writes the outputs and the statistics. Returns the figures, and what could not be written. Files are written
+/// before pipes: a signal while a pipe has no reader then loses none of them.
+fn write(
+    job: &OutputJob<'_, '_>,
     named: Instant,
     figures: impl FnOnce() -> RunFigures,
-) -> Result<(RunFigures, Vec<&'r Destination>)> {
+) -> Result<(RunFigures, Vec<Failure>)> {
     let &OutputJob { request, files, outputs, recording, saved, presentation } = job;
     let may_wait = |output: &Output| destinations::may_wait(&output.to);
     let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
-    outputs::write(files, saved, &immediate, presentation)?;
+    let mut failures = outputs::write(files, saved, &immediate, presentation);
     let mut figures = figures();
+    figures.outputs = outputs::written(outputs, &failures);
     figures.write_s = named.elapsed().as_secs_f64();
     let (waiting_stats, stats_files): (Vec<_>, Vec<_>) =
         request.output.stats.iter().partition(|to| destinations::may_wait(to));
-    for to in stats_files {
-        report::stats(files, to, recording, &figures)?;
-    }
-    outputs::write(files, saved, &waiting, presentation)?;
+    let write_stats = |to: &Destination, figures: &RunFigures| {
+        report::stats(files, to, recording, figures).err().map(|error| Failure::of(to, error))
+    };
+    failures.extend(stats_files.into_iter().filter_map(|to| write_stats(to, &figures)));
+    failures.extend(outputs::write(files, saved, &waiting, presentation));
+    figures.outputs = outputs::written(outputs, &failures);
     if request.verbosity != Verbosity::Quiet && request.heap.is_none() {
         figures.hottest = hottest(saved)?;
     }
     figures.write_s = named.elapsed().as_secs_f64();
-    Ok((figures, waiting_stats))
+    failures.extend(waiting_stats.into_iter().filter_map(|to| write_stats(to, &figures)));
+    Ok((figures, failures))
 }
 
 /// The summary line with the functions that have the most self counts.

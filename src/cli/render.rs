@@ -46,15 +46,14 @@ pub fn run(render: &Render) -> Result<()> {
         reverse: render.reverse,
     };
     system::restrict(Role::Writing);
-    outputs::write(&files, &saved, &render.outputs, &shown)?;
+    let failures = outputs::write(&files, &saved, &render.outputs, &shown);
     if let Some(rows_max) = render.top {
         let functions = FunctionTable::of(&saved, render.lines)
             .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-        messages::result(&functions::table(&functions, &saved.about.unit, rows_max));
+        messages::result(&functions::table(&functions, &saved.about.unit, rows_max))?;
     }
-    if render.verbosity != Verbosity::Quiet && !render.outputs.is_empty() {
-        let files: Vec<String> =
-            render.outputs.iter().map(|output| output.to.as_path().display().to_string()).collect();
+    let files = outputs::written(&render.outputs, &failures);
+    if render.verbosity != Verbosity::Quiet && !files.is_empty() {
         let files: Vec<&str> =
             files.iter().map(|file| if file == "-" { "standard output" } else { file }).collect();
         messages::note(&format!(
@@ -65,7 +64,7 @@ pub fn run(render: &Render) -> Result<()> {
             files.join(", ")
         ));
     }
-    Ok(())
+    outputs::report(failures)
 }
 
 /// Merges all profiles.

@@ -104,6 +104,15 @@ pub(super) fn ended(status: ExitStatus) -> String {
     }
 }
 
+/// How a command ended, as profiles keep it: `status 0`, `signal 6 (SIGABRT)`.
+pub(super) fn exit(status: ExitStatus) -> Option<String> {
+    match status {
+        ExitStatus::Code(code) => Some(format!("status {code}")),
+        ExitStatus::Signal(number) => Some(signal(number)),
+        ExitStatus::Unknown => None,
+    }
+}
+
 /// A signal by number and name: `signal 11 (SIGSEGV)`.
 pub(super) fn signal(number: i32) -> String {
     signal_name(number).map_or(format!("signal {number}"), |name| format!("signal {number} ({name})"))

@@ -93,6 +93,20 @@ pub enum Incomparable {
         /// Another one.
         other: (String, bool),
     },
+    /// The commands of two runs ended differently.
+    Exits {
+        /// A run, and how its command ended.
+        one: (String, String),
+        /// Another one.
+        other: (String, String),
+    },
+    /// Two files hold one recording.
+    OneRecording {
+        /// A file.
+        one: String,
+        /// Another one.
+        other: String,
+    },
     /// A run may be a part of a process's life, of unknown duration.
     DurationUnknown(String),
     /// A run was cut out of a recording.
@@ -162,6 +176,13 @@ impl fmt::Display for Incomparable {
                     of(a_whole),
                     of(b_whole)
                 )
+            }
+            Incomparable::Exits { one: (a, ours), other: (b, theirs) } => write!(
+                f,
+                "the command of {a} ended with {ours}, that of {b} with {theirs}: they did not do the same work; record runs that end alike"
+            ),
+            Incomparable::OneRecording { one, other } => {
+                write!(f, "{one} and {other} are the same recording; record each run by itself")
             }
             Incomparable::DurationUnknown(run) => write!(
                 f,

@@ -3,6 +3,8 @@
 //! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measurements`], or why these runs
 //! must not be compared. Nothing is tested here.
 
+use std::collections::BTreeMap;
+
 use super::incomparable::{Incomparable, SAMPLES_MIN};
 use super::unit::Unit;
 use crate::diff::functions::functions;
@@ -21,6 +23,7 @@ pub const TRUNCATED_BELOW: f64 = 0.25;
 pub fn check_side(runs: &[Run], different_names: bool) -> Result<(), Incomparable> {
     runs.iter().try_for_each(check_run)?;
     check_alike(runs, different_names)?;
+    check_copies(runs)?;
     check_whole(runs)?;
     Unit::of(runs).map(drop)
 }
@@ -70,6 +73,7 @@ impl Measurements {
             check_run(run)?;
         }
         check_alike(runs, different_names)?;
+        check_copies(runs)?;
         check_whole(base)?;
         check_whole(new)?;
         let (unit, per_sample) = Unit::of(runs)?;
@@ -174,13 +178,37 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> 
             return Err(Incomparable::Programs { one, other });
         }
     }
-    // Two others may differ even if the first has none.
-    let mut told = runs.iter().filter_map(|run| Some((run.source.clone(), run.about.launched?)));
-    let Some(one) = told.next() else { return Ok(()) };
-    match told.find(|other| other.1 != one.1) {
-        Some(other) => Err(Incomparable::Extents { one, other }),
+    if let Some((one, other)) = differ(runs, |run| run.about.launched) {
+        return Err(Incomparable::Extents { one, other });
+    }
+    match differ(runs, |run| run.about.exit.clone()) {
+        Some((one, other)) => Err(Incomparable::Exits { one, other }),
         None => Ok(()),
     }
+}
+
+/// The first run that has this fact, and the first with another one.
+fn differ<T: PartialEq>(
+    runs: &[Run],
+    fact: impl Fn(&Run) -> Option<T>,
+) -> Option<((String, T), (String, T))> {
+    let mut known = runs.iter().filter_map(|run| Some((run.source.clone(), fact(run)?)));
+    let one = known.next()?;
+    let other = known.find(|other| other.1 != one.1)?;
+    Some((one, other))
+}
+
+/// Refuses copies of one recording: they would pass for runs without noise.
+fn check_copies(runs: &[Run]) -> Result<(), Incomparable> {
+    let mut seen = BTreeMap::new();
+    for run in runs {
+        let about = &run.about;
+        let Some(start) = about.time_unix_ns.zip(about.pid) else { continue };
+        if let Some(one) = seen.insert(start, &run.source) {
+            return Err(Incomparable::OneRecording { one: one.clone(), other: run.source.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a truncated recording: it would pass as a fast run.
@@ -280,6 +308,8 @@ mod tests {
     #[test]
     fn incomparable_runs_are_refused_by_name() {
         let launched = |launched| About { launched: Some(launched), ..at(Some(100)) };
+        let ended = |exit: &str| About { exit: Some(exit.to_owned()), ..launched(true) };
+        let started = About { time_unix_ns: Some(7), pid: Some(42), ..at(Some(100)) };
         let bytes = About { unit: "bytes".into(), ..About::default() };
         let lossy = About { lost: [("stack unreadable".to_owned(), 20)].into(), ..About::default() };
         for (runs, part) in [
@@ -294,6 +324,14 @@ mod tests {
             (vec![(at(None), "w", 100), (at(None), "v", 100)], "--allow-different-names"),
             (vec![(bytes, "w", 100), (at(None), "w", 100)], "counts bytes"),
             (vec![(launched(true), "w", 100), (launched(false), "w", 100)], "of a part of a process's life"),
+            (
+                vec![(ended("status 0"), "w", 100), (ended("signal 6 (SIGABRT)"), "w", 50)],
+                "0.pb.gz ended with status 0, that of 1.pb.gz with signal 6 (SIGABRT)",
+            ),
+            (
+                vec![(started.clone(), "w", 100), (started, "w", 100)],
+                "0.pb.gz and 1.pb.gz are the same recording",
+            ),
             (
                 vec![(at(None), "w", 500), (at(None), "w", 500), (at(None), "w", 100), (at(None), "w", 480)],
                 "2.pb.gz has 100 samples where its side's median is 480",

@@ -60,6 +60,8 @@ pub struct About {
     pub command: Option<String>,
     /// Whether the whole run of a command was recorded: launched for the recording, and to its end.
     pub launched: Option<bool>,
+    /// How that command ended: `status 0`, `signal 6 (SIGABRT)`.
+    pub exit: Option<String>,
     /// Whether waiting threads were recorded too (`--idle`), so that counts are wall-clock time.
     pub idle: Option<bool>,
     /// Whether this is only a time range of a recording.
@@ -94,6 +96,7 @@ impl Default for About {
             arch: None,
             command: None,
             launched: None,
+            exit: None,
             idle: None,
             is_time_range: false,
             unit: SAMPLES.to_owned(),
@@ -128,6 +131,7 @@ impl About {
         self.arch
             .iter_mut()
             .chain(&mut self.version)
+            .chain(&mut self.exit)
             .chain(&mut self.value_type)
             .for_each(|text| reescape(text, escape_line));
         self.command.iter_mut().chain(&mut self.comments).for_each(|text| reescape(text, escape_lines));
@@ -149,6 +153,7 @@ impl About {
         self.time_unix_ns = self.time_unix_ns.map(|began_ns| began_ns.saturating_add(range.start));
         // No longer the whole run of a command.
         self.launched = self.launched.map(|_| false);
+        self.exit = None;
         self.ticks = None;
         self.incomplete.clear();
         self.lost = lost;
@@ -184,6 +189,7 @@ impl About {
         keep_equal(&mut self.arch, &other.arch);
         keep_equal(&mut self.command, &other.command);
         keep_equal(&mut self.launched, &other.launched);
+        keep_equal(&mut self.exit, &other.exit);
         keep_equal(&mut self.idle, &other.idle);
         keep_equal(&mut self.version, &other.version);
         keep_equal(&mut self.value_type, &other.value_type);

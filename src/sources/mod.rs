@@ -33,7 +33,7 @@ pub mod pushed;
 pub mod signals;
 pub mod sim;
 #[cfg(unix)]
-mod startup;
+pub mod startup;
 mod target_file;
 mod thread_status;
 pub mod viewer;

@@ -28,6 +28,12 @@ extern "C" fn read() {
     signals::read();
 }
 
+/// Whether standard output was closed: what is written to it is lost.
+#[must_use]
+pub fn is_stdout_closed() -> bool {
+    was_closed(1)
+}
+
 /// Whether standard stream 0, 1 or 2 was closed.
 pub(super) fn was_closed(stream: RawFd) -> bool {
     (0..=2).contains(&stream) && CLOSED.load(Ordering::Relaxed) >> stream & 1 == 1

@@ -29,6 +29,8 @@ pub(super) struct Extra<'a> {
     #[serde(borrow)]
     command: Option<Cow<'a, str>>,
     launched: Option<bool>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    exit: Option<Cow<'a, str>>,
     idle: Option<bool>,
     /// It is a part of a recording's time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -75,6 +77,7 @@ impl<'a> Extra<'a> {
             arch: about.arch.as_deref().map(Cow::Borrowed),
             command: about.command.as_deref().map(Cow::Borrowed),
             launched: about.launched,
+            exit: about.exit.as_deref().map(Cow::Borrowed),
             idle: about.idle,
             cut: about.is_time_range,
             merged_threads: false,
@@ -154,6 +157,7 @@ impl<'a> Extra<'a> {
             arch: owned(&self.arch),
             command: owned(&self.command),
             launched: self.launched,
+            exit: owned(&self.exit),
             idle: self.idle,
             is_time_range: self.cut,
             lost: self.lost.clone(),

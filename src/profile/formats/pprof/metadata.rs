@@ -28,6 +28,7 @@ pub(in crate::profile::formats) fn to_comments(about: &About) -> Vec<String> {
     tell("arch", about.arch.clone());
     tell("command", about.command.clone());
     tell("launched", about.launched.map(|yes| yes.to_string()));
+    tell("exit", about.exit.clone());
     tell("idle", about.idle.map(|yes| yes.to_string()));
     tell("cut", about.is_time_range.then(|| true.to_string()));
     tell("ticks", about.ticks.map(|ticks| ticks.to_string()));
@@ -71,6 +72,7 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
         "arch" => put(&mut about.arch, value),
         "command" => put(&mut about.command, value),
         "launched" => put(&mut about.launched, value),
+        "exit" => put(&mut about.exit, value),
         "idle" => put(&mut about.idle, value),
         "cut" => set(&mut about.is_time_range, value),
         "peak" => set(&mut about.is_peak, value),
@@ -107,6 +109,7 @@ mod tests {
             arch: Some("x86_64".into()),
             command: Some("./work: --all".into()),
             launched: Some(true),
+            exit: Some("signal 6 (SIGABRT)".into()),
             idle: Some(false),
             is_time_range: true,
             unit: "bytes".into(),
