@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::args::{DEPTH_MAX, SamplingOptions, Source};
 use super::text::percent;
 use crate::binary::MappingKind;
 use crate::images::Image;
@@ -66,13 +67,19 @@ fn is_worth(count: u64, of: u64) -> bool {
     count * 100 > of * WORTH_PERCENT
 }
 
-/// The hints, at most a few lines; `method` is the unwind method.
-pub(super) fn of(recording: &Recording, names: &Names, method: UnwindMethod) -> Vec<String> {
+/// The hints, at most a few lines, for a recording of this source with these options.
+pub(super) fn of(
+    recording: &Recording,
+    names: &Names,
+    source: &Source,
+    sampling: &SamplingOptions,
+) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &recording.stats;
     let seen = StackCounts::of(recording, names);
-    hints.extend(incomplete_stacks_hint(recording, names, method, &seen));
-    hints.extend(truncated_hint(recording));
+    hints.extend(incomplete_stacks_hint(recording, names, sampling.unwind, &seen));
+    hints.extend(truncated_hint(recording, source, sampling));
+    hints.extend(depth_hint(recording, sampling));
     hints.extend(unnamed_hint(&seen, stats.samples));
     hints.extend(stripped_hint(recording, &seen));
     hints.extend(unseen_python(&seen, python_minor(recording), stats.samples));
@@ -292,22 +299,40 @@ fn incomplete_stacks_hint(
 }
 
 /// The hint about stacks deeper than the copied bytes, if there are many.
-fn truncated_hint(recording: &Recording) -> Option<String> {
+fn truncated_hint(recording: &Recording, source: &Source, sampling: &SamplingOptions) -> Option<String> {
     let stats = &recording.stats;
     let ran_out = stats.stacks_incomplete.get(StackEnd::DeeperThanCopied.reason()).copied().unwrap_or(0);
     if !is_worth(ran_out, stats.samples) {
         return None;
     }
     let part = percent(ran_out, stats.samples);
+    // ptrace follows processes, not selections of them.
+    let is_selection = matches!(source, Source::Several(several) if several.pids.is_empty());
     let advice = match recording.process.backend {
-        "ptrace" => "--max-stop 100 lets a stop last until a deep stack is read",
-        "perf_event" if !recording.process.backend_why.contains("on each CPU") => {
-            "as root, stackprof reads deep stacks in the kernel; --source ptrace reads them at stops"
+        "ptrace" if sampling.max_stop_percent < 100.0 => {
+            Some("--max-stop 100 lets a stop last until a deep stack is read")
         }
-        "perf_event" => "--source ptrace --max-stop 100 reads deep stacks at stops",
-        _ => "they are deeper than what is copied at a stop",
+        "perf_event" if !recording.process.backend_why.contains("on each CPU") => {
+            Some("as root, stackprof reads deep stacks in the kernel; --source ptrace reads them at stops")
+        }
+        "perf_event" if !is_selection => Some("--source ptrace --max-stop 100 reads deep stacks at stops"),
+        _ => None,
     };
-    Some(format!("{part} of the stacks are deeper than what was copied of them: {advice}"))
+    let advice = advice.map_or_else(String::new, |advice| format!(": {advice}"));
+    Some(format!("{part} of the stacks are deeper than what was copied of them{advice}"))
+}
+
+/// The hint about stacks with more frames than are kept, if there are many.
+fn depth_hint(recording: &Recording, sampling: &SamplingOptions) -> Option<String> {
+    let stats = &recording.stats;
+    let deep = stats.stacks_incomplete.get(StackEnd::DepthLimit.reason()).copied().unwrap_or(0);
+    (is_worth(deep, stats.samples) && sampling.max_depth < DEPTH_MAX).then(|| {
+        format!(
+            "{} of the stacks have more than {} frames: --max-depth {DEPTH_MAX} keeps all of them",
+            percent(deep, stats.samples),
+            sampling.max_depth
+        )
+    })
 }
 
 /// Advice for stacks that end in an image; `described`: they end in functions with unwind information.

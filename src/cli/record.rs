@@ -98,7 +98,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
             let table = super::heap::leak_table(&saved, options, has_ended, messages::width());
             report::heap_summary(request.verbosity, &recording, &names, &figures, (options, values), table);
         }
-        None => report::summary(request.verbosity, &recording, &names, &figures, request.sampling.unwind),
+        None => report::summary(request, &recording, &names, &figures),
     }
     outputs::report(failures)?;
     if let Some(viewer_options) = &request.output.open {

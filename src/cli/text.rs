@@ -63,12 +63,13 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// `part` of `whole` in percent with one decimal. `100%` and `0%` only where exact.
+/// `part` of `whole` in percent with one decimal. `100%` and `0%` only where exact; `<0.1%` for less.
 #[must_use]
 pub fn percent(part: u64, whole: u64) -> String {
     match part {
         0 => "0%".to_string(),
         _ if part >= whole => "100%".to_string(),
+        _ if u128::from(part) * 2_000 < u128::from(whole) => "<0.1%".to_string(),
         _ => format!("{:.1}%", (100.0 * part as f64 / whole as f64).clamp(0.1, 99.9)),
     }
 }
@@ -189,7 +190,8 @@ mod tests {
         for (part, whole, text) in [
             (0, 10, "0%"),
             (10, 10, "100%"),
-            (1, 100_000, "0.1%"),
+            (1, 100_000, "<0.1%"),
+            (1, 2_000, "0.1%"),
             (99_999, 100_000, "99.9%"),
             (998, 1000, "99.8%"),
             (0, 0, "0%"),

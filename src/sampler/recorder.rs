@@ -80,7 +80,8 @@ impl<'a> Recorder<'a> {
             deferred: DeferredSamples::default(),
             stacks: WeightedStacks::new(clock, options),
             heap: SampledHeap::default(),
-            stats: Stats { processes_seen: 1, ..Stats::default() },
+            // Pid 0 stands for all of a selection, each of which is added.
+            stats: Stats { processes_seen: u64::from(process.pid != 0), ..Stats::default() },
         }
     }
 
@@ -571,6 +572,7 @@ impl<'a> Recorder<'a> {
 
     /// The profile. The known usage of current threads since their last samples is counted as lost.
     pub fn finish(mut self, process: &dyn Observed) -> Recording {
+        self.stats.processes_seen = self.stats.processes_seen.max(1);
         self.close_times();
         let left: Vec<ThreadId> = self.threads.keys().copied().collect();
         for id in left {

@@ -27,6 +27,9 @@ impl Problem {
         };
         match refusal {
             Refusal::System(error) => error.into(),
+            Refusal::NoDirectory if path.is_symlink() => {
+                Problem::new("it is a symbolic link into a directory that does not exist")
+            }
             Refusal::NoDirectory => Problem::new(format!("the directory `{}` does not exist", directory())),
             Refusal::NotDirectory => Problem::new(format!("`{}` is not a directory", directory())),
             Refusal::Directory => Problem::new("it is a directory; name a file in it"),

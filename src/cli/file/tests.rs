@@ -130,6 +130,7 @@ fn unwritable_outputs_are_refused_in_advance() {
     let file = directory.path().join("file");
     put(&file, "x").expect("made");
     symlink("nowhere", directory.path().join("dangling")).expect("linked");
+    symlink("missing/a.svg", directory.path().join("astray")).expect("linked");
     symlink("loop", directory.path().join("loop")).expect("linked");
     for (path, expected) in [
         ("", "it is a directory; name a file in it"),
@@ -142,6 +143,7 @@ fn unwritable_outputs_are_refused_in_advance() {
         ("loop", "symbolic links"),
         ("dangling/a.svg", "does not exist"),
         ("dangling", "it is a symbolic link to a file that does not exist"),
+        ("astray", "it is a symbolic link into a directory that does not exist"),
     ] {
         let path = directory.path().join(path);
         let checked = check_writable(&path).expect_err(expected).to_string();

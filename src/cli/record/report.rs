@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use crate::cli::args::{Destination, Heap, Output, Verbosity};
+use crate::cli::args::{Destination, Heap, Output, RecordOptions, Verbosity};
 use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, CommandState, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text, timeline_detail};
@@ -12,7 +12,6 @@ use crate::heap::HeapValues;
 use crate::recording::{Recording, Stats};
 use crate::sources::ExitStatus;
 use crate::symbol::Names;
-use crate::walk::UnwindMethod;
 
 /// Numbers of the run that are not in the profile's own counters; the times are left at zero.
 pub(super) fn figures(
@@ -70,18 +69,13 @@ pub(super) fn stats(
     outputs::write_to(files, to, &mut |out| out.write_all(json.as_bytes()))
 }
 
-/// Prints the closing summary; `method` determines the hints.
-pub(super) fn summary(
-    verbosity: Verbosity,
-    recording: &Recording,
-    names: &Names,
-    figures: &RunFigures,
-    method: UnwindMethod,
-) {
+/// Prints the closing summary of a recording with these options.
+pub(super) fn summary(request: &RecordOptions, recording: &Recording, names: &Names, figures: &RunFigures) {
+    let verbosity = request.verbosity;
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let hints = hints::of(recording, names, method);
+    let hints = hints::of(recording, names, &request.source, &request.sampling);
     messages::block(&summary::text(&recording.process, recording.hz, &recording.stats, figures, &hints));
     if verbosity == Verbosity::Verbose {
         messages::block(&missing_names(recording, names));

@@ -7,6 +7,7 @@ use super::{
     total, unseen,
 };
 use crate::diff::report::percent;
+use crate::gate::interval::Interval;
 use crate::gate::verdict::{FunctionChange, FunctionState, Report};
 
 /// The verdict with at most `top` functions.
@@ -42,7 +43,11 @@ pub fn text(report: &Report, top: usize) -> String {
     if rows.is_empty() {
         rows = largest(report);
         if !rows.is_empty() {
-            out.push_str("\nNo function changed beyond noise. The largest differences:\n");
+            out.push_str(if changed(&report.total.interval) {
+                "\nNo function changed more than the rest of the program. The largest differences:\n"
+            } else {
+                "\nNo function changed beyond noise. The largest differences:\n"
+            });
         }
     } else {
         out.push('\n');
@@ -112,11 +117,24 @@ fn largest(report: &Report) -> Vec<&FunctionChange> {
     rows
 }
 
+/// Whether an interval of a relative change excludes none.
+fn changed(interval: &Option<Interval>) -> bool {
+    interval.is_some_and(|interval| interval.low > 0.0 || interval.high < 0.0)
+}
+
+/// The state of a function; none for one that changed as the whole program did.
+fn word(report: &Report, row: &FunctionChange) -> &'static str {
+    if row.state == FunctionState::Steady && changed(&row.cpu.interval) && changed(&report.total.interval) {
+        return "";
+    }
+    row.state.word_of(report.unit)
+}
+
 fn line(report: &Report, row: &FunctionChange) -> String {
     let shares = format!("{:.1}% -> {:.1}%", 100.0 * row.share_base, 100.0 * row.share_new);
     format!(
         "{:<7} {:>10} {:>10} {:>8}  {:<18} {shares:>16} {:>8} {:>8} {:>8}  {}",
-        row.state.word_of(report.unit),
+        word(report, row),
         number(row.cpu.base, report.unit),
         number(row.cpu.new, report.unit),
         change(row),
