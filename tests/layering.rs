@@ -22,7 +22,8 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     ("live", &[]),
     ("module_offset", &[]),
     ("rng", &[]),
-    ("trie", &[]),
+    // Seeded numbers are for its tests.
+    ("trie", &["rng"]),
     ("arch", &["addr"]),
     // Seeded numbers are for its tests.
     ("heap", &["rng", "trie"]),
@@ -77,6 +78,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
             "module_offset",
             "recording::Frame",
             "recording::Root",
+            "rng",
             "trie::FrameId",
         ],
     ),
@@ -109,6 +111,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
             "images",
             "module_offset",
             "recording",
+            "rng",
             "sources::Process",
             "symbol::Names",
             "trie",
@@ -118,7 +121,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     // What a profile says of its code, and what the files of that code say.
     ("server", &["addr", "binary", "disassembly", "images", "profile", "rng", "symbol"]),
     ("flamegraph", &["error", "escape"]),
-    ("diff", &["escape", "module_offset", "profile", "trie"]),
+    ("diff", &["escape", "module_offset", "profile", "rng", "trie"]),
     ("gate", &["diff", "escape", "module_offset", "profile", "rng", "trie"]),
 ];
 

@@ -40,34 +40,38 @@ fn recurse(depth: u32) -> u64 {
     black_box(sum.wrapping_add(burn_15_percent()).wrapping_add(burn_5_percent()))
 }
 
+/// Xorshift: each round depends on the previous one, so that time is proportional to rounds. A macro, so that the
+/// time is in the functions named after it, and in none that is inlined there.
+macro_rules! burn {
+    ($percent:literal, $seed:literal) => {{
+        let mut value: u64 = black_box($seed);
+        let mut rounds = $percent * ROUNDS_PER_PERCENT;
+        while rounds > 0 {
+            value ^= value << 13;
+            value ^= value >> 7;
+            value ^= value << 17;
+            rounds -= 1;
+        }
+        black_box(value)
+    }};
+}
+
 #[inline(never)]
 fn burn_50_percent() -> u64 {
-    burn(50, 1)
+    burn!(50, 1)
 }
 
 #[inline(never)]
 fn burn_30_percent() -> u64 {
-    burn(30, 2)
+    burn!(30, 2)
 }
 
 #[inline(never)]
 fn burn_15_percent() -> u64 {
-    burn(15, 3)
+    burn!(15, 3)
 }
 
 #[inline(never)]
 fn burn_5_percent() -> u64 {
-    burn(5, 4)
-}
-
-/// Xorshift: each round depends on the previous one, so that time is proportional to rounds.
-#[inline(always)]
-fn burn(percent: u64, seed: u64) -> u64 {
-    let mut value = black_box(seed);
-    for _ in 0..percent * ROUNDS_PER_PERCENT {
-        value ^= value << 13;
-        value ^= value >> 7;
-        value ^= value << 17;
-    }
-    black_box(value)
+    burn!(5, 4)
 }

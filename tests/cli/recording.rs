@@ -41,6 +41,7 @@ fn the_demo_shows_its_four_functions() {
         assert!((share - percent).abs() <= tolerance, "{function}: {share:.1}% of {all} samples: {run}");
         assert!(place.read("a.svg").contains(function), "{function}");
     }
+    assert!(run.stderr.contains("% stackprof::cli::demo::burn_50_percent"), "{run}");
     let recursion = |stack: &str| stack.split(';').filter(|frame| frame.ends_with("::recurse")).count();
     assert!(stacks.iter().any(|(stack, _)| recursion(stack) == 13), "12 calls below the first: {text}");
     assert_eq!(stats["samples"], all);

@@ -3,7 +3,7 @@
 
 use std::os::unix::net::UnixListener;
 
-use crate::support::Place;
+use crate::support::{Place, skip};
 
 /// Error for files of /proc that cannot be written.
 #[cfg(target_os = "linux")]
@@ -90,6 +90,43 @@ fn a_full_file_system_is_refused_before_anything_is_recorded() {
     let needle =
         "cannot write `a.svg`: file too large; raise the limit (ulimit -f), or name a file elsewhere";
     assert!(run.stdout.contains(needle), "{run}");
+}
+
+#[test]
+fn one_output_that_fails_keeps_no_other_from_being_written() {
+    let place = Place::new();
+    let command = "\"$STACKPROF\" --target sim:1 -o a.svg -o b.folded --stats c.json";
+    // The flame graph is larger, the others are not.
+    let run = place.shell(&format!("ulimit -f 16; trap '' XFSZ; {command}"));
+    assert_eq!(run.code, Some(1), "{run}");
+    assert!(run.stderr.contains("cannot write `a.svg`: file too large"), "{run}");
+    assert!(run.stderr.contains("  wrote     b.folded\n"), "{run}");
+    assert_eq!(place.files().keys().map(String::as_str).collect::<Vec<_>>(), ["b.folded", "c.json"]);
+    place.shell(&format!("{command} 2>/dev/null")).succeeds();
+    let script = "ulimit -f 16; trap '' XFSZ; \"$STACKPROF\" render b.folded -o d.svg -o e.folded";
+    let run = place.shell(script);
+    assert_eq!(run.code, Some(1), "{run}");
+    assert!(run.stderr.contains("cannot write `d.svg`") && run.stderr.contains("wrote e.folded"), "{run}");
+    assert_eq!(place.read("e.folded"), place.read("b.folded"));
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_a_failure() {
+    if !std::path::Path::new("/dev/full").exists() {
+        return skip("there is no /dev/full");
+    }
+    let place = Place::new();
+    place.write("a.folded", "w;main;f 100\n");
+    let needle = "cannot write standard output: no space left on device";
+    for command in
+        ["--version", "help", "render a.folded --top", "diff a.folded a.folded", "dump stacks --target sim:1"]
+    {
+        place.shell(&format!("\"$STACKPROF\" {command} > /dev/full")).fails_with(1, &[needle]);
+        // Whoever closes the pipe has read enough.
+        place.shell(&format!("\"$STACKPROF\" {command} | true")).succeeds();
+    }
+    let closed = place.shell("\"$STACKPROF\" --target sim:1 -o - >&-");
+    closed.fails_with(1, &["cannot write standard output: it is closed; name a file"]);
 }
 
 #[test]
