@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 
 /// Module, and the paths below `crate` that it may name; all that begin with one of them
-/// are allowed. Each names only modules that stand above it, so there is no circle. The command line may name everything, and nothing may name it.
+/// are allowed; `rng` is for tests. Each names only modules that stand above it, so there is no circle. The command line may name everything, and nothing may name it.
 const ALLOWED: [(&str, &[&str]); 25] = [
     ("addr", &[]),
     ("error", &[]),
@@ -22,18 +22,13 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     ("live", &[]),
     ("module_offset", &[]),
     ("rng", &[]),
-    // Seeded numbers are for its tests.
     ("trie", &["rng"]),
     ("arch", &["addr"]),
-    // Seeded numbers are for its tests.
     ("heap", &["rng", "trie"]),
-    // Seeded numbers are for its tests.
     ("binary", &["addr", "error", "leb128", "rng"]),
-    // Seeded numbers are for its tests.
     ("disassembly", &["addr", "binary", "rng"]),
     // Whether a file is the one that is mapped is decided by its head.
     ("sources", &["addr", "arch", "binary", "clock", "error", "interruption", "leb128", "live", "rng"]),
-    // Its tests draw numbers.
     ("walk", &["addr", "arch", "binary::frame_rule", "leb128", "rng"]),
     (
         "images",
@@ -58,7 +53,6 @@ const ALLOWED: [(&str, &[&str]); 25] = [
             "heap",
             "images",
             "leb128",
-            // Seeded numbers are for its tests.
             "rng",
             "sources::ExitStatus",
             "sources::Process",

@@ -102,7 +102,11 @@ fn moment(heap: &Heap) -> String {
 /// Lines of the closing summary about memory: label and text.
 pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> Vec<(&'static str, String)> {
     let total = |kind| values.total(kind);
-    let moment = moment(heap);
+    let mut moment = moment(heap);
+    // The sum of what each process had at its exit: it may exceed the peak, which is of one moment.
+    if heap.moment == Moment::End && recording.stats.processes_seen > 1 {
+        moment = moment.replacen("at the end", "at the end of each process", 1);
+    }
     let (space, objects) = (total(ValueKind::AllocSpace), total(ValueKind::AllocObjects));
     // The interval covers the sampling error only.
     let unseen = match lost_bytes(recording, values) {
@@ -129,7 +133,7 @@ pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> 
                 error(&values.allocated.1, grouped)
             ),
         ),
-        ("peak", bytes(values.peak_bytes) + &peak_at(recording, values)),
+        ("peak", format!("{}{}{unseen}", bytes(values.peak_bytes), peak_at(recording, values))),
     ];
     if total(ValueKind::ChurnSpace) > 0 {
         let churn = total(ValueKind::ChurnSpace);

@@ -60,10 +60,12 @@ pub enum Incomparable {
     Lost {
         /// The run.
         run: String,
-        /// Fraction of its samples that it lost, 0 to 1.
+        /// Fraction of its samples (of a heap profile: bytes) that it lost, 0 to 1.
         part: f64,
         /// The main cause.
         why: String,
+        /// It is a heap profile.
+        is_heap: bool,
     },
     /// Two runs have different sampling rates.
     Rates {
@@ -150,9 +152,14 @@ impl fmt::Display for Incomparable {
                 f,
                 "{run} has only {samples} samples, fewer than {SAMPLES_MIN}; record a longer run or with a higher --hz"
             ),
-            Incomparable::Lost { run, part, why } => write!(
+            Incomparable::Lost { run, part, why, is_heap: false } => write!(
                 f,
                 "{run} lost {:.0}% of its samples ({why}), so its CPU time is not known; record it again",
+                100.0 * part
+            ),
+            Incomparable::Lost { run, part, why, is_heap: true } => write!(
+                f,
+                "{run} lost about {:.0}% of its bytes ({why}), so its memory is not known; record it with a larger --every",
                 100.0 * part
             ),
             Incomparable::Rates { one: (a, ours), other: (b, theirs) } => {

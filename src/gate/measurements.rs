@@ -149,7 +149,12 @@ fn check_lost(run: &Run) -> Result<(), Incomparable> {
     if lost.part <= LOST_MAX {
         return Ok(());
     }
-    Err(Incomparable::Lost { run: run.source.clone(), part: lost.part, why: lost.main_reason().to_owned() })
+    Err(Incomparable::Lost {
+        run: run.source.clone(),
+        part: lost.part,
+        why: lost.main_reason().to_owned(),
+        is_heap: run.about.sampled_every.is_some(),
+    })
 }
 
 fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> {
@@ -312,10 +317,21 @@ mod tests {
         let started = About { time_unix_ns: Some(7), pid: Some(42), ..at(Some(100)) };
         let bytes = About { unit: "bytes".into(), ..About::default() };
         let lossy = About { lost: [("stack unreadable".to_owned(), 20)].into(), ..About::default() };
+        let lossy_heap = About {
+            unit: "bytes".into(),
+            value_type: Some("inuse_space".into()),
+            sampled_every: Some(1),
+            lost: [("ring full".to_owned(), 20)].into(),
+            ..About::default()
+        };
         for (runs, part) in [
             (
                 vec![(at(None), "w", 100), (lossy, "w", 100)],
                 "1.pb.gz lost 17% of its samples (stack unreadable)",
+            ),
+            (
+                vec![(lossy_heap.clone(), "w", 100), (lossy_heap, "w", 100)],
+                "0.pb.gz lost about 17% of its bytes (ring full), so its memory is not known",
             ),
             (vec![(at(None), "w", 100), (at(None), "w", 0)], "1.pb.gz is empty"),
             (vec![(at(None), "w", 100), (at(None), "w", 19)], "1.pb.gz has only 19 samples"),

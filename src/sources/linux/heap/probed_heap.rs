@@ -151,10 +151,10 @@ impl ProbedHeap {
                 self.options.max_slowdown_percent
             );
             if is_first {
-                let next = "start it with stackprof heap -- COMMAND, which costs less";
+                let next = "start it with stackprof heap -- COMMAND, which costs less, or give a larger --max-slowdown";
                 return Err(Fault::Fatal(format!("{why}; {next}")));
             }
-            self.ended_early = Some(why);
+            self.ended_early = Some(format!("{why}; a larger --max-slowdown lets it go on"));
             self.ended = true;
         }
         self.judgement = judgement;

@@ -34,6 +34,10 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     }
     if losses.programs == 0 {
         return match found.as_deref().map(LoadMethod::of) {
+            Some(LoadMethod::Static) if !found.as_deref().is_some_and(names_malloc) => format!(
+                "`{shown}` is linked statically and names no malloc: the heap shim is loaded by the dynamic linker, and \
+                 probes need that name; a runtime with an allocator of its own (Go) has a heap profiler of its own"
+            ),
             Some(LoadMethod::Static) => format!(
                 "`{shown}` is linked statically, and the heap shim is loaded by the dynamic linker; link it \
                  dynamically, or record it while it runs: sudo stackprof heap --pid N"
@@ -133,10 +137,20 @@ impl LoadMethod {
 
 /// The statically linked allocator of a program, recognized by the names in its file.
 fn own_allocator(path: &Path) -> Option<&'static str> {
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(PROGRAM_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    let bytes = head_of(path)?;
     let has = |name: &[u8]| memchr::memmem::find(&bytes, name).is_some();
     ALLOCATORS.iter().find(|(name, _)| has(name)).map(|(_, allocator)| *allocator)
+}
+
+fn head_of(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(PROGRAM_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Whether the symbols of a program may include `malloc`, where probes are set: names of a string table share ends.
+fn names_malloc(path: &Path) -> bool {
+    head_of(path).is_some_and(|bytes| memchr::memmem::find(&bytes, b"malloc\0").is_some())
 }
 
 #[cfg(test)]
