@@ -15,7 +15,7 @@
 //! - Growth of functions is *moved* cost if the functions that changed gained nothing together,
 //!   or what the functions call fell, or the rest of the program did, by at least half as much.
 //!
-//! With too few runs for a test see [`weak`].
+//! With too few runs for a test see [`few_runs`].
 
 use super::family::{self, Family, test_one};
 use super::few_runs;
