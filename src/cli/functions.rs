@@ -2,12 +2,22 @@
 //! `render --top`. Input: a [`FunctionTable`]. Output: text without control characters.
 
 use super::text::{grouped, percent, shortened};
-use crate::profile::{FunctionRow, FunctionTable};
+use crate::error::{Error, ErrorKind, Result};
+use crate::profile::{FunctionRow, FunctionTable, SavedProfile};
 
 /// Most functions in the line.
 const LINE_FUNCTIONS_MAX: usize = 5;
 /// Most characters of a name in the line.
 const LINE_NAME_CHARS_MAX: usize = 60;
+
+/// The functions of a profile; with `lines`, a function per line of source.
+///
+/// # Errors
+/// One line: there are too many names.
+pub fn read(saved: &SavedProfile, lines: bool) -> Result<FunctionTable> {
+    FunctionTable::of(saved, lines)
+        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))
+}
 
 /// The functions with the most self counts, as many as fit into `width` characters, at least one:
 /// `41.2% alpha_kernel · 9.1% memcpy (libc.so.6)`. `None` if nothing was counted.

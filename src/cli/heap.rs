@@ -69,7 +69,7 @@ pub(super) fn figures(recording: &Recording, values: &HeapValues) -> HeapFigures
 
 /// The quantity in pictures, for their headings: `12.3 MB in use at the end`.
 pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
-    quantity(heap.shown, values.total(heap.shown), &format!(" {}", moment(heap)))
+    quantity(heap.shown, values.total(heap.shown), &format!(" {}", moment(heap, 1)))
 }
 
 /// The quantity of a saved heap profile; `None` of another one.
@@ -90,23 +90,21 @@ fn quantity(kind: ValueKind, total: u64, moment: &str) -> String {
     }
 }
 
-/// The moment at which memory is in use, and which memory.
-fn moment(heap: &Heap) -> String {
+/// The moment at which memory of so many processes is in use, and which memory.
+fn moment(heap: &Heap, processes: u64) -> String {
+    // The sum of what each process had at its exit may exceed the peak, which is of one moment.
+    let of_each = if processes > 1 { " of each process" } else { "" };
     match (heap.moment, heap.older_than_ns) {
         (Moment::Peak, _) => "at the peak".to_owned(),
-        (Moment::End, None) => "at the end".to_owned(),
-        (Moment::End, Some(ns)) => format!("at the end, older than {}", duration(ns)),
+        (Moment::End, None) => format!("at the end{of_each}"),
+        (Moment::End, Some(ns)) => format!("at the end{of_each}, older than {}", duration(ns)),
     }
 }
 
 /// Lines of the closing summary about memory: label and text.
 pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> Vec<(&'static str, String)> {
     let total = |kind| values.total(kind);
-    let mut moment = moment(heap);
-    // The sum of what each process had at its exit: it may exceed the peak, which is of one moment.
-    if heap.moment == Moment::End && recording.stats.processes_seen > 1 {
-        moment = moment.replacen("at the end", "at the end of each process", 1);
-    }
+    let moment = moment(heap, recording.stats.processes_seen);
     let (space, objects) = (total(ValueKind::AllocSpace), total(ValueKind::AllocObjects));
     // The interval covers the sampling error only.
     let unseen = match lost_bytes(recording, values) {
@@ -309,7 +307,9 @@ pub(super) fn nothing_recorded(recording: &Recording, program: Option<&OsStr>, h
         None => "it allocated nothing that was sampled; --every 1 takes each allocation".to_owned(),
     };
     let ended = match recording.stats.exit_status {
-        Some(status @ (ExitStatus::Signal(_) | ExitStatus::Code(1..))) => super::text::ended(status) + "; ",
+        Some(status @ (ExitStatus::Signal(_) | ExitStatus::Code(1..))) => {
+            super::text::exit_clause(status) + "; "
+        }
         _ => String::new(),
     };
     Error::new(ErrorKind::NoData, format!("no allocation was recorded of {process}: {ended}{why}"))

@@ -328,7 +328,7 @@ fn depth_hint(recording: &Recording, sampling: &SamplingOptions) -> Option<Strin
     let deep = stats.stacks_incomplete.get(StackEnd::DepthLimit.reason()).copied().unwrap_or(0);
     (is_worth(deep, stats.samples) && sampling.max_depth < DEPTH_MAX).then(|| {
         format!(
-            "{} of the stacks have more than {} frames: --max-depth {DEPTH_MAX} keeps all of them",
+            "{} of the stacks have more than {} frames: --max-depth keeps up to {DEPTH_MAX}",
             percent(deep, stats.samples),
             sampling.max_depth
         )

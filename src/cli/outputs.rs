@@ -78,26 +78,34 @@ pub(super) fn check_options(
     Ok(())
 }
 
-/// An output that could not be written.
+/// What could not be written.
 pub(super) struct Failure {
-    /// Its name.
-    output: String,
+    /// Where it should have gone; none for a table or a line of the summary.
+    output: Option<Destination>,
     error: Error,
 }
 
 impl Failure {
     pub(super) fn of(to: &Destination, error: Error) -> Failure {
-        Failure { output: to.as_path().display().to_string(), error }
+        Failure { output: Some(to.clone()), error }
     }
 }
 
-/// Names of the outputs that were written.
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure { output: None, error }
+    }
+}
+
+/// Names of those of the `outputs` that have not failed.
 pub(super) fn written<'o>(
     outputs: impl IntoIterator<Item = &'o Output>,
     failures: &[Failure],
 ) -> Vec<String> {
-    let names = outputs.into_iter().map(|output| output.to.as_path().display().to_string());
-    names.filter(|name| failures.iter().all(|failure| failure.output != *name)).collect()
+    let has_failed =
+        |output: &&Output| failures.iter().any(|failure| failure.output.as_ref() == Some(&output.to));
+    let done = outputs.into_iter().filter(|output| !has_failed(output));
+    done.map(|output| output.to.as_path().display().to_string()).collect()
 }
 
 /// Prints all failures but the last one, which is returned.
@@ -149,7 +157,7 @@ fn write_one(
             written
         }
         Format::Svg => {
-            if saved.total() == 0 && saved.about.sampled_every.is_some() {
+            if saved.total() == 0 && saved.about.is_heap() {
                 return write_to(files, to, &mut |out| flamegraph::write_empty(&shown.graph, out));
             }
             let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };

@@ -24,7 +24,7 @@ use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Caption;
 use crate::heap::HeapValues;
-use crate::profile::{Circumstances, FunctionTable, SavedProfile};
+use crate::profile::{Circumstances, SavedProfile};
 use crate::recording::Recording;
 use crate::sampler;
 use crate::sources::Role;
@@ -70,7 +70,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let circumstances = circumstances(request, is_whole, &recording, &outputs);
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
     let mut saved = profile(&recording, &names, circumstances, heap.as_ref())?;
-    saved.about.exit = recording.stats.exit_status.filter(|_| is_whole).and_then(text::exit);
+    saved.about.exit = recording.stats.exit_status.filter(|_| is_whole).and_then(text::exit_status);
     let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
     let presentation = presentation(request, &recording, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
@@ -89,7 +89,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         saved: &saved,
         presentation: &presentation,
     };
-    let (figures, failures) = write(&result, named, figures)?;
+    let (figures, failures) = write(&result, named, figures);
     match &heap {
         Some((options, values)) => {
             let continues_unrecorded =
@@ -100,12 +100,17 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         }
         None => report::summary(request, &recording, &names, &figures),
     }
-    outputs::report(failures)?;
+    let reported = outputs::report(failures);
     if let Some(viewer_options) = &request.output.open {
+        // Ctrl-C in the viewer ends the process before it returns.
+        if let Err(error) = &reported {
+            messages::error(error);
+        }
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = presentation;
         open::show(saved, &page_title, source.as_deref(), code.as_ref(), viewer_options, request.verbosity)?;
     }
+    reported?;
     report::cut_short(&recording).map_or(Ok(()), Err)
 }
 
@@ -227,12 +232,13 @@ struct OutputJob<'r, 'a> {
 }
 
 /// Writes the outputs and the statistics. Returns the figures, and what could not be written. Files are written
-/// before pipes: a signal while a pipe has no reader then loses none of them.
+/// before pipes: a signal while a pipe has no reader then loses none of them. Statistics in a file count pipes as
+/// written.
 fn write(
     job: &OutputJob<'_, '_>,
     named: Instant,
     figures: impl FnOnce() -> RunFigures,
-) -> Result<(RunFigures, Vec<Failure>)> {
+) -> (RunFigures, Vec<Failure>) {
     let &OutputJob { request, files, outputs, recording, saved, presentation } = job;
     let may_wait = |output: &Output| destinations::may_wait(&output.to);
     let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
@@ -249,17 +255,19 @@ fn write(
     failures.extend(outputs::write(files, saved, &waiting, presentation));
     figures.outputs = outputs::written(outputs, &failures);
     if request.verbosity != Verbosity::Quiet && request.heap.is_none() {
-        figures.hottest = hottest(saved)?;
+        match hottest(saved) {
+            Ok(line) => figures.hottest = line,
+            Err(error) => failures.push(error.into()),
+        }
     }
     figures.write_s = named.elapsed().as_secs_f64();
     failures.extend(waiting_stats.into_iter().filter_map(|to| write_stats(to, &figures)));
-    Ok((figures, failures))
+    (figures, failures)
 }
 
 /// The summary line with the functions that have the most self counts.
 fn hottest(saved: &SavedProfile) -> Result<Option<String>> {
-    let table = FunctionTable::of(saved, false)
-        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    let table = functions::read(saved, false)?;
     let width = messages::width().saturating_sub(summary::LABEL_CHARS);
     Ok(functions::hottest(&table, &saved.processes(), width))
 }

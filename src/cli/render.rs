@@ -8,14 +8,14 @@ use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
-use super::outputs::{self, Presentation};
+use super::outputs::{self, Failure, Presentation};
 use super::text::plural;
 use super::{functions, messages, saved_files, system, time_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Caption;
 use crate::profile::filter::{self, Filter, RemainingCounts};
 use crate::profile::formats::detect::Strictness;
-use crate::profile::{Full, FunctionTable, MergeError, SAMPLES, SavedBuilder, SavedProfile};
+use crate::profile::{Full, MergeError, SAMPLES, SavedBuilder, SavedProfile};
 use crate::recording::RATE_COUNT_MIN;
 use crate::sources::{LocalFiles, Role};
 
@@ -46,11 +46,12 @@ pub fn run(render: &Render) -> Result<()> {
         reverse: render.reverse,
     };
     system::restrict(Role::Writing);
-    let failures = outputs::write(&files, &saved, &render.outputs, &shown);
+    let mut failures = outputs::write(&files, &saved, &render.outputs, &shown);
     if let Some(rows_max) = render.top {
-        let functions = FunctionTable::of(&saved, render.lines)
-            .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-        messages::result(&functions::table(&functions, &saved.about.unit, rows_max))?;
+        let printed = functions::read(&saved, render.lines).and_then(|functions| {
+            messages::result(&functions::table(&functions, &saved.about.unit, rows_max))
+        });
+        failures.extend(printed.err().map(Failure::from));
     }
     let files = outputs::written(&render.outputs, &failures);
     if render.verbosity != Verbosity::Quiet && !files.is_empty() {

@@ -39,7 +39,7 @@ pub(super) fn read(
 /// # Errors
 /// One line that names the file.
 pub(super) fn compared(name: &str, saved: SavedProfile) -> Result<SavedProfile> {
-    if saved.about.sampled_every.is_none() {
+    if !saved.about.is_heap() {
         return Ok(saved);
     }
     saved

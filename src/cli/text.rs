@@ -63,7 +63,8 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// `part` of `whole` in percent with one decimal. `100%` and `0%` only where exact; `<0.1%` for less.
+/// `part` of `whole` in percent with one decimal. `100%` and `0%` only where exact; `<0.1%` for less
+/// than 0.05%.
 #[must_use]
 pub fn percent(part: u64, whole: u64) -> String {
     match part {
@@ -97,7 +98,7 @@ pub fn shortened(name: &str, chars_max: usize) -> String {
 }
 
 /// How a process ended: `it was ended by signal 11 (SIGSEGV)`.
-pub(super) fn ended(status: ExitStatus) -> String {
+pub(super) fn exit_clause(status: ExitStatus) -> String {
     match status {
         ExitStatus::Code(code) => format!("it exited with code {code}"),
         ExitStatus::Signal(number) => format!("it was ended by {}", signal(number)),
@@ -106,7 +107,7 @@ pub(super) fn ended(status: ExitStatus) -> String {
 }
 
 /// How a command ended, as profiles keep it: `status 0`, `signal 6 (SIGABRT)`.
-pub(super) fn exit(status: ExitStatus) -> Option<String> {
+pub(super) fn exit_status(status: ExitStatus) -> Option<String> {
     match status {
         ExitStatus::Code(code) => Some(format!("status {code}")),
         ExitStatus::Signal(number) => Some(signal(number)),

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::profile::SAMPLES;
+use crate::profile::{RING_FULL, SAMPLES};
 
 /// Least number of samples of a run. A smaller run has sampled only the program's start; it is refused rather
 /// than passed.
@@ -159,8 +159,9 @@ impl fmt::Display for Incomparable {
             ),
             Incomparable::Lost { run, part, why, is_heap: true } => write!(
                 f,
-                "{run} lost about {:.0}% of its bytes ({why}), so its memory is not known; record it with a larger --every",
-                100.0 * part
+                "{run} lost about {:.0}% of its bytes ({why}), so its memory is not known; record it {}",
+                100.0 * part,
+                if why == RING_FULL { "with a larger --every" } else { "again" }
             ),
             Incomparable::Rates { one: (a, ours), other: (b, theirs) } => {
                 write!(f, "{a} was recorded at {ours} Hz and {b} at {theirs} Hz; use one --hz for all")

@@ -153,7 +153,7 @@ fn check_lost(run: &Run) -> Result<(), Incomparable> {
         run: run.source.clone(),
         part: lost.part,
         why: lost.main_reason().to_owned(),
-        is_heap: run.about.sampled_every.is_some(),
+        is_heap: run.about.is_heap(),
     })
 }
 

@@ -113,6 +113,12 @@ impl Default for About {
 }
 
 impl About {
+    /// Whether it counts allocations.
+    #[must_use]
+    pub fn is_heap(&self) -> bool {
+        self.sampled_every.is_some()
+    }
+
     /// Length of one count, nanoseconds; `None` if the rate is unknown.
     #[must_use]
     pub fn period_ns(&self) -> Option<f64> {

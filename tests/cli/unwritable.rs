@@ -108,6 +108,13 @@ fn one_output_that_fails_keeps_no_other_from_being_written() {
     assert_eq!(run.code, Some(1), "{run}");
     assert!(run.stderr.contains("cannot write `d.svg`") && run.stderr.contains("wrote e.folded"), "{run}");
     assert_eq!(place.read("e.folded"), place.read("b.folded"));
+    let table =
+        "ulimit -f 16; trap '' XFSZ; \"$STACKPROF\" render b.folded -o f.svg -o g.folded --top > /dev/full";
+    let run = place.shell(table);
+    assert_eq!(run.code, Some(1), "{run}");
+    for needle in ["cannot write `f.svg`", "cannot write standard output: ", "wrote g.folded"] {
+        assert!(run.stderr.contains(needle), "{run}");
+    }
 }
 
 #[test]

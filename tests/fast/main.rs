@@ -17,4 +17,5 @@ mod mach_kernel;
 mod made_code;
 mod sampler;
 mod saved;
+mod stub;
 mod times;

@@ -2,12 +2,14 @@
 //!
 //! Without a permission a test prints `SKIP reason`; `STACKPROF_NO_SKIP=1` makes a refused ptrace a failure.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::LazyLock;
 use std::{env, fs};
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use tempfile::TempDir;
 
 use super::{Fixture, copy_program, fixture, not_here, stackprof};
@@ -53,15 +55,20 @@ pub(crate) fn sources() -> &'static [&'static str] {
     }
 }
 
+/// Which events users may open. Its lock is that of [`Somebody`].
+pub(crate) const PARANOID: &str = "/proc/sys/kernel/perf_event_paranoid";
+
 pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
 /// A user without rights, with copies of the programs: the build directory may be closed to others. Used by
-/// one test at a time: the kernel limits the memory of all rings of a user together.
+/// one test of the machine at a time: the kernel limits the memory of all rings of a user together, and a test changes
+/// what users may sample.
 pub(crate) struct Somebody {
     dir: TempDir,
-    _one: MutexGuard<'static, ()>,
+    /// Locked until it is closed.
+    _one: File,
 }
 
 impl Somebody {
@@ -75,8 +82,11 @@ impl Somebody {
             not_here("there is no setpriv");
             return None;
         }
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        let one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = File::open(PARANOID).unwrap();
+        #[allow(unsafe_code)]
+        // SAFETY: the descriptor is open.
+        let locked = unsafe { libc::flock(one.as_raw_fd(), libc::LOCK_EX) };
+        assert_eq!(locked, 0, "{PARANOID} can be locked");
         let dir = TempDir::new().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         Some(Somebody { dir, _one: one })

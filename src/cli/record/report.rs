@@ -173,7 +173,8 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &EmptyRecording<'_
     let error =
         |why: &str| Error::new(ErrorKind::NoData, format!("nothing was sampled of {process}: {why}{after}"));
     if let Some(program) = program.filter(|program| system::gains_rights(program)) {
-        let how = recording.stats.exit_status.map_or(String::new(), |status| text::ended(status) + "; ");
+        let how =
+            recording.stats.exit_status.map_or(String::new(), |status| text::exit_clause(status) + "; ");
         let program = program.display();
         return error(&format!(
             "{how}`{program}` gains rights when it starts (setuid, setgid or file capabilities), and only root \
@@ -193,7 +194,7 @@ pub(super) fn nothing_sampled(recording: &Recording, request: &EmptyRecording<'_
             )
         }
         Some(status) => {
-            let how = text::ended(status);
+            let how = text::exit_clause(status);
             let advice = match status {
                 ExitStatus::Signal(_) => "",
                 _ => "; a higher --hz sees shorter programs",

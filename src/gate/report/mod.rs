@@ -52,7 +52,7 @@ pub fn headline(report: &Report) -> String {
         Verdict::Pass => {
             let also =
                 if moved > 0 { format!("; cost moved to {}", functions(moved)) } else { String::new() };
-            if may_be_noise(report) {
+            if may_be_noise(report) || hides_much(report) {
                 let total = percent(report.total.relative);
                 format!(
                     "PASS{weak}: no growth beyond {limit}% that these runs can tell from noise (total {total}){also}"

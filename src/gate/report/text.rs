@@ -1,5 +1,6 @@
 //! The verdict for the terminal and the logs of CI.
 
+use std::cmp::Ordering;
 use std::fmt::Write as _;
 
 use super::{
@@ -43,8 +44,8 @@ pub fn text(report: &Report, top: usize) -> String {
     if rows.is_empty() {
         rows = largest(report);
         if !rows.is_empty() {
-            out.push_str(if changed(&report.total.interval) {
-                "\nNo function changed more than the rest of the program. The largest differences:\n"
+            out.push_str(if direction(&report.total.interval).is_some() {
+                "\nNo function changed beyond noise otherwise than the whole program. The largest differences:\n"
             } else {
                 "\nNo function changed beyond noise. The largest differences:\n"
             });
@@ -117,14 +118,18 @@ fn largest(report: &Report) -> Vec<&FunctionChange> {
     rows
 }
 
-/// Whether an interval of a relative change excludes none.
-fn changed(interval: &Option<Interval>) -> bool {
-    interval.is_some_and(|interval| interval.low > 0.0 || interval.high < 0.0)
+/// Whether a relative change is a growth or a decrease; `None` if its interval includes zero, or there is none.
+fn direction(interval: &Option<Interval>) -> Option<Ordering> {
+    let interval = interval.as_ref()?;
+    [(interval.low > 0.0, Ordering::Greater), (interval.high < 0.0, Ordering::Less)]
+        .into_iter()
+        .find_map(|(excludes_zero, direction)| excludes_zero.then_some(direction))
 }
 
 /// The state of a function; none for one that changed as the whole program did.
 fn word(report: &Report, row: &FunctionChange) -> &'static str {
-    if row.state == FunctionState::Steady && changed(&row.cpu.interval) && changed(&report.total.interval) {
+    let (own, total) = (direction(&row.cpu.interval), direction(&report.total.interval));
+    if row.state == FunctionState::Steady && own.is_some() && own == total {
         return "";
     }
     row.state.word_of(report.unit)
@@ -144,4 +149,17 @@ fn line(report: &Report, row: &FunctionChange) -> String {
         optional_chance(row.q),
         row.name
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_direction_of_a_change_is_known_if_its_interval_excludes_none() {
+        let direction = |low, high| direction(&Some(Interval { low, high }));
+        assert_eq!(direction(0.01, 0.2), Some(Ordering::Greater));
+        assert_eq!(direction(-0.2, -0.01), Some(Ordering::Less));
+        assert_eq!((direction(-0.1, 0.2), super::direction(&None)), (None, None));
+    }
 }

@@ -1,4 +1,4 @@
-//! Packets to and from a stub, over a transport: acknowledgement and retransmission if the stub requires
+//! Packets to and from a stub, over a byte stream: acknowledgement and retransmission if the stub requires
 //! them, a queue of notifications, and a deadline for every wait.
 
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::connection_error::ConnectionError;
 use super::packet::{self, Decoder, Item};
-use super::transport::Transport;
+use super::transport::StubStream;
 use crate::sources::signals;
 
 /// Most consecutive damaged packets in one direction.
@@ -18,9 +18,14 @@ const INTERRUPT: u8 = 3;
 /// Longest single wait, so that the end of this process is noticed.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Bytes per read.
+const READ_BYTES: usize = 64 << 10;
+
 /// Packets to and from a stub, in order.
 pub(super) struct Link {
-    transport: Transport,
+    stream: Box<dyn StubStream>,
+    /// Bytes of one read.
+    buffer: Vec<u8>,
     decoder: Decoder,
     items: VecDeque<Item>,
     packets: VecDeque<Vec<u8>>,
@@ -43,9 +48,10 @@ impl Link {
     ///
     /// # Errors
     /// The connection is already closed.
-    pub(super) fn new(transport: Transport) -> Result<Link, ConnectionError> {
+    pub(super) fn new(stream: Box<dyn StubStream>) -> Result<Link, ConnectionError> {
         let mut link = Link {
-            transport,
+            stream,
+            buffer: vec![0; READ_BYTES],
             decoder: Decoder::default(),
             items: VecDeque::new(),
             packets: VecDeque::new(),
@@ -58,8 +64,13 @@ impl Link {
             given_up: false,
         };
         // gdb begins with it, and lldb-server waits for it.
-        link.transport.write(b"+")?;
+        link.stream.write(b"+")?;
         Ok(link)
+    }
+
+    /// The time, by which replies are due.
+    pub(super) fn now(&self) -> Instant {
+        self.stream.now()
     }
 
     /// Disables acknowledgements from here on.
@@ -83,7 +94,7 @@ impl Link {
     pub(super) fn send_order(&mut self, body: &[u8]) -> Result<(), ConnectionError> {
         self.sent = packet::encode(body);
         self.sends = 1;
-        self.transport.write(&self.sent)
+        self.stream.write(&self.sent)
     }
 
     /// Sends several packets at once; only without acknowledgements.
@@ -99,7 +110,7 @@ impl Link {
             self.unanswered += 1;
             bytes.extend(packet::encode(body));
         }
-        self.transport.write(&bytes)
+        self.stream.write(&bytes)
     }
 
     /// Interrupts a running target; the reply follows when it has stopped.
@@ -108,7 +119,7 @@ impl Link {
     /// See [`Link::send`].
     pub(super) fn interrupt(&mut self) -> Result<(), ConnectionError> {
         self.unanswered += 1;
-        self.transport.write(&[INTERRUPT])
+        self.stream.write(&[INTERRUPT])
     }
 
     /// The next packet, if one arrives before `until`.
@@ -120,7 +131,7 @@ impl Link {
             if let Some(packet) = self.packets.pop_front() {
                 return Ok(Some(packet));
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(self.now());
             self.pump(left)?;
             if self.packets.is_empty() && left.is_zero() {
                 return Ok(None);
@@ -151,10 +162,10 @@ impl Link {
     /// Waits until all requests have replies, discarding these, or until the deadline: a stub may never read
     /// its last requests if the connection is closed while it is busy.
     pub(super) fn settle(&mut self, until: Instant) {
-        while self.unanswered > 0 && Instant::now() < until {
+        while self.unanswered > 0 && self.now() < until {
             self.packets.clear();
             self.notifications.clear();
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(self.now());
             if let Err(ConnectionError::Closed | ConnectionError::System(_) | ConnectionError::Deaf(_)) =
                 self.pump(left)
             {
@@ -168,15 +179,15 @@ impl Link {
         if signals::is_ending() && !std::mem::replace(&mut self.given_up, true) {
             return Err(ConnectionError::GivenUp);
         }
-        let bytes = self.transport.read(at_most.min(LOOK))?;
-        self.decoder.take(bytes, &mut self.items);
+        let count = self.stream.read(&mut self.buffer, at_most.min(LOOK))?;
+        self.decoder.take(self.buffer.get(..count).unwrap_or_default(), &mut self.items);
         while let Some(item) = self.items.pop_front() {
             match item {
                 Item::Packet(body) => {
                     self.damaged = 0;
                     self.unanswered = self.unanswered.saturating_sub(1);
                     if self.acknowledges {
-                        self.transport.write(b"+")?;
+                        self.stream.write(b"+")?;
                     }
                     self.packets.push_back(body);
                 }
@@ -186,7 +197,7 @@ impl Link {
                     if !self.acknowledges || self.damaged >= TRIES {
                         return Err(ConnectionError::Nonsense(why.to_owned()));
                     }
-                    self.transport.write(b"-")?;
+                    self.stream.write(b"-")?;
                 }
                 Item::Nack if self.acknowledges => {
                     if self.sends >= TRIES {
@@ -195,7 +206,7 @@ impl Link {
                     self.sends += 1;
                     self.unanswered += 1;
                     let sent = std::mem::take(&mut self.sent);
-                    self.transport.write(&sent)?;
+                    self.stream.write(&sent)?;
                     self.sent = sent;
                 }
                 Item::Ack | Item::Nack => {}

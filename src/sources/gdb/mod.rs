@@ -43,12 +43,12 @@ use std::time::Duration;
 pub use connection_error::ConnectionError;
 pub use heap::{AllocatorNames, GdbHeap, GdbHeapSource};
 pub use target::{GdbTarget, InitialState};
-pub use transport::StubAddress;
+pub use transport::{StubAddress, StubStream};
 
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::binary::elf::machine;
-use crate::clock::RealClock;
+use crate::clock::{Clock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::Process;
 use crate::sources::signals::Hold;
@@ -89,12 +89,39 @@ pub fn attach(
     clock: RealClock,
 ) -> Result<GdbTarget> {
     let exec = exec.map(Exec::open).transpose()?;
+    let stream = Box::new(Transport::open(place)?);
+    let target = describe_and_begin(stream, place, exec, begin, Box::new(clock))?;
+    super::prefer_this_thread();
+    Ok(target)
+}
+
+/// Describes the target of the stub at the other end of a stream; `place` is its name in messages. `clock` and that of
+/// the stream show the same time.
+///
+/// # Errors
+/// See [`attach`].
+pub fn attach_over(
+    stream: Box<dyn StubStream>,
+    place: &StubAddress,
+    begin: InitialState,
+    clock: Box<dyn Clock>,
+) -> Result<GdbTarget> {
+    describe_and_begin(stream, place, None, begin, clock)
+}
+
+fn describe_and_begin(
+    stream: Box<dyn StubStream>,
+    place: &StubAddress,
+    exec: Option<Exec>,
+    begin: InitialState,
+    clock: Box<dyn Clock>,
+) -> Result<GdbTarget> {
     let failed = |broken: ConnectionError| {
         let next =
             if broken == ConnectionError::Closed { "; does it speak the gdb remote protocol?" } else { "" };
         Error::new(ErrorKind::Attach, format!("cannot attach: the stub at {place} {broken}{next}"))
     };
-    let link = Link::new(Transport::open(place)?).map_err(failed)?;
+    let link = Link::new(stream).map_err(failed)?;
     // Most stubs stop their target on connection.
     let mut stub = Stub::new(link);
     stub.run.hold = Some(Hold::of_stopped_target());
@@ -102,9 +129,7 @@ pub fn attach(
         Ok(TargetFacts { process, system, layout, images, tasks }) => {
             let place = place.to_string();
             let parts = Parts { stub, process, system, layout, images, tasks, place };
-            let target = GdbTarget::begin(parts, begin, clock).map_err(failed)?;
-            super::prefer_this_thread();
-            Ok(target)
+            GdbTarget::begin(parts, begin, clock).map_err(failed)
         }
         Err(DescribeError::Unsupported(why)) => {
             stub.detach(false);

@@ -4,7 +4,7 @@
 //! be queried; in *non-stop* mode `vCont;t` stops threads, each thread reports its stop separately, and files
 //! and memory can be read at any time. A signal of the target for which a stub stops is forwarded.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::connection_error::ConnectionError;
 use super::run_state::{THREADS_MAX, TargetChange, sorted, too_many, unexpected};
@@ -348,7 +348,7 @@ impl Stub {
     fn order_detach(&mut self, at_most: Duration) {
         let detach = self.detach_words();
         if self.link.send(detach.as_bytes()).is_ok() {
-            self.link.settle(Instant::now() + at_most);
+            self.link.settle(self.link.now() + at_most);
         }
     }
 

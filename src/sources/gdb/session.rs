@@ -126,7 +126,7 @@ impl Stub {
 
     /// Sets a deadline for all requests from here on; `what` is their subject, for people.
     pub(super) fn within(&mut self, time: Duration, what: &'static str) {
-        self.limit = Some((Instant::now() + time, time, what));
+        self.limit = Some((self.link.now() + time, time, what));
     }
 
     /// Removes the deadline.
@@ -146,7 +146,7 @@ impl Stub {
 
     /// The reply to a request that was sent.
     pub(super) fn answer(&mut self, question: &[u8], time: Duration) -> Result<Vec<u8>, ConnectionError> {
-        let now = Instant::now();
+        let now = self.link.now();
         let mut until = now + time;
         if let Some((limit, time, what)) = self.limit {
             if now >= limit {
@@ -161,7 +161,7 @@ impl Stub {
                 Some(answer) => return Ok(answer),
                 None => {
                     return match self.limit {
-                        Some((limit, time, what)) if Instant::now() >= limit => {
+                        Some((limit, time, what)) if self.link.now() >= limit => {
                             Err(ConnectionError::Endless(what, time))
                         }
                         _ => Err(ConnectionError::Silent(shown(question), time)),
@@ -242,7 +242,7 @@ impl Stub {
         let questions = [b"qC".as_slice(), b"qC"];
         self.link.send_all(questions.into_iter())?;
         self.answer(questions[0], ANSWER)?;
-        Ok(self.link.packet(Instant::now() + ANSWER)?.is_some())
+        Ok(self.link.packet(self.link.now() + ANSWER)?.is_some())
     }
 
     /// Selects an existing thread for requests without a thread: the one selected last may have exited, and

@@ -12,7 +12,6 @@ use super::target::GdbTarget;
 use super::waits::{self, AROUND_BYTES, ThreadState};
 use crate::addr::Avma;
 use crate::arch::Registers;
-use crate::clock::Clock;
 use crate::sources::{Activity, Capture, OtherStack, StopOutcome, TargetEvent, ThreadId, ThreadStatus};
 
 /// Most code addresses with a known answer to whether threads wait there.

@@ -20,7 +20,7 @@ use super::tasks::Tasks;
 use super::waits::System;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
-use crate::clock::{Clock, RealClock};
+use crate::clock::Clock;
 use crate::sources::{
     Activity, Capture, Fault, LocalFiles, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus,
 };
@@ -51,7 +51,7 @@ pub(super) struct Thread {
 /// A target behind a stub. Dropping it resumes the target and closes the connection.
 pub struct GdbTarget {
     pub(super) stub: Stub,
-    pub(super) clock: RealClock,
+    pub(super) clock: Box<dyn Clock>,
     pub(super) process: Process,
     pub(super) system: System,
     pub(super) layout: Layout,
@@ -89,7 +89,7 @@ impl GdbTarget {
     pub(super) fn begin(
         parts: Parts,
         begin: InitialState,
-        clock: RealClock,
+        clock: Box<dyn Clock>,
     ) -> Result<GdbTarget, ConnectionError> {
         let Parts { stub, process, system, layout, images, tasks, place } = parts;
         let mut target = GdbTarget {

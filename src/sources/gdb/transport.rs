@@ -1,5 +1,5 @@
 //! The byte stream to the stub: a TCP connection, or a command's standard input and output. Input: the
-//! address of the stub. Output: bytes, or an error of one line.
+//! address of the stub. Output: bytes, or an error of one line. A simulated stub is another [`StubStream`].
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -15,8 +15,24 @@ const CONNECT: Duration = Duration::from_secs(5);
 const WRITE: Duration = Duration::from_secs(5);
 /// Time for a command to exit after its input was closed, and again after SIGTERM.
 const END: Duration = Duration::from_millis(500);
-/// Bytes per read.
-const READ_BYTES: usize = 64 << 10;
+
+/// The bytes to and from a stub, and the clock of the time limits of its replies.
+pub trait StubStream {
+    /// Waits up to `at_most` for bytes; returns how many were read, 0 if none arrived.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Closed`], or the system's error.
+    fn read(&mut self, into: &mut [u8], at_most: Duration) -> std::result::Result<usize, ConnectionError>;
+
+    /// Sends bytes.
+    ///
+    /// # Errors
+    /// [`ConnectionError::Closed`], [`ConnectionError::Deaf`], or the system's error.
+    fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), ConnectionError>;
+
+    /// The time.
+    fn now(&self) -> Instant;
+}
 
 /// Address of a stub.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +83,6 @@ impl fmt::Display for StubAddress {
 pub(super) struct Transport {
     stream: Stream,
     command: Option<StubCommand>,
-    buffer: Vec<u8>,
 }
 
 impl Transport {
@@ -83,36 +98,34 @@ impl Transport {
                 (stream, Some(command))
             }
         };
-        Ok(Transport { stream, command, buffer: vec![0; READ_BYTES] })
+        Ok(Transport { stream, command })
     }
+}
 
-    /// Waits for bytes for `at_most`; returns none if none arrived.
-    ///
-    /// # Errors
-    /// [`ConnectionError::Closed`], or the system's error.
-    pub(super) fn read(&mut self, at_most: Duration) -> std::result::Result<&[u8], ConnectionError> {
+impl StubStream for Transport {
+    fn read(&mut self, into: &mut [u8], at_most: Duration) -> std::result::Result<usize, ConnectionError> {
         if !self.stream.wait_readable(at_most) {
-            return Ok(&[]);
+            return Ok(0);
         }
-        match self.stream.read(&mut self.buffer) {
+        match self.stream.read(into) {
             Ok(0) => Err(ConnectionError::Closed),
-            Ok(count) => Ok(&self.buffer[..count]),
-            Err(error) if is_passing(&error) => Ok(&[]),
+            Ok(count) => Ok(count),
+            Err(error) if is_passing(&error) => Ok(0),
             Err(error) if is_closed(&error) => Err(ConnectionError::Closed),
             Err(error) => Err(ConnectionError::System(io_text(&error))),
         }
     }
 
-    /// Sends bytes.
-    ///
-    /// # Errors
-    /// [`ConnectionError::Closed`], [`ConnectionError::Deaf`], or the system's error.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), ConnectionError> {
+    fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), ConnectionError> {
         self.stream.write_all(bytes).map_err(|error| match error {
             error if is_passing(&error) => ConnectionError::Deaf(WRITE),
             error if is_closed(&error) => ConnectionError::Closed,
             error => ConnectionError::System(io_text(&error)),
         })
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
     }
 }
 

@@ -10,7 +10,7 @@ use super::box_pool::BoxPool;
 use super::capture::fill;
 use super::directory::Directory;
 use super::process::{HeapProcess, RingFiles};
-use super::ring::{Record, Ring, RingError};
+use super::ring::{Progress, Record, Ring, RingError};
 use super::ring_clock::RingClock;
 use super::ring_losses::RingLosses;
 use super::shared_memory::RING_PREFIX;
@@ -18,7 +18,7 @@ use crate::sources::pushed::{NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, 
 use crate::sources::{Capture, ThreadId};
 
 /// Most bytes of a ring per read: they then fit into the processor's caches.
-const READ_BYTES_MAX: u64 = 1 << 20;
+pub(super) const READ_BYTES_MAX: u64 = 1 << 20;
 /// Images older than this are read at once.
 const IMAGES_NS: u64 = 10_000_000;
 /// Most distinct threads of a program: a process can write any id.
@@ -31,6 +31,11 @@ pub(super) struct RecordedProcess<P> {
     is_command: bool,
     /// The ring of its program.
     ring: Option<Ring>,
+    /// Bytes that its ring had when it was first read after a listing of the directory, without those read since.
+    /// `None`: it was not read after that listing.
+    unread_bytes: Option<u64>,
+    /// A later ring was listed, and is read when this one ends.
+    is_next_due: bool,
     /// Sequence number of its last ring.
     sequence: Option<u32>,
     /// Its later rings, which are read after this one.
@@ -84,6 +89,8 @@ impl<P: HeapProcess> RecordedProcess<P> {
             process,
             is_command,
             ring: None,
+            unread_bytes: None,
+            is_next_due: false,
             sequence: None,
             next: BTreeMap::new(),
             is_forked: false,
@@ -122,6 +129,18 @@ impl<P: HeapProcess> RecordedProcess<P> {
         }
     }
 
+    /// The directory was listed: what its rings have now is to be read before [`RecordedProcess::is_behind`] is
+    /// false again.
+    pub(super) fn note_listing(&mut self) {
+        self.unread_bytes = None;
+        self.is_next_due = self.ring.is_some() && !self.next.is_empty();
+    }
+
+    /// Whether its rings have records that they had at the listing.
+    pub(super) fn is_behind(&self) -> bool {
+        self.is_next_due || self.unread_bytes != Some(0)
+    }
+
     /// Whether it has ended, and all its events are before this time.
     pub(super) fn is_over(&self, watermark_ns: u64) -> bool {
         self.has_ended && self.next.is_empty() && self.last_ns < watermark_ns
@@ -141,8 +160,11 @@ impl<P: HeapProcess> RecordedProcess<P> {
         let ReadContext { directory, clock, captures, records, is_draining, has_command_exited } = context;
         let now_ns = clock.now_ns();
         if self.ring.is_none() {
+            // Without a ring that can be read, nothing is unread.
+            self.unread_bytes = Some(0);
             let before = self.process.process().name.clone();
             let program = self.open_next(directory)?;
+            self.note_listing();
             self.start_program(clock, now_ns);
             let name = self.process.process().name.clone();
             self.end_threads(into);
@@ -172,6 +194,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
         self.lost.malformed_rings += u64::from(read.is_err());
         let is_broken = read.is_err();
         let progress = read.unwrap_or_default();
+        self.count_unread(progress);
         if records.iter().any(|record| matches!(record, Record::Allocation(_))) {
             // The list is read after the ring, so that it has all code in these stacks.
             let is_new = now_ns >= self.images_ns + IMAGES_NS || ended;
@@ -191,6 +214,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
         if is_broken || (ended && progress.left == 0) {
             self.close_ring(clock, read_ns);
             has_more = !self.next.is_empty();
+            (self.is_next_due, self.unread_bytes) = (false, if has_more { None } else { Some(0) });
             if !has_more && !self.is_command {
                 self.has_ended = true;
                 self.end_threads(into);
@@ -199,6 +223,20 @@ impl<P: HeapProcess> RecordedProcess<P> {
         }
         let has_more = has_more || (is_draining && progress.bytes > 0);
         Some(RingRead { bytes: progress.bytes, ring_bytes, has_more })
+    }
+
+    fn count_unread(&mut self, read: Progress) {
+        self.unread_bytes = Some(match self.unread_bytes {
+            None => read.left,
+            // What is reserved and never written ends a read, too.
+            Some(_) if read.bytes == 0 => 0,
+            Some(0) => {
+                // It is written after the listing, so the next ring is no later program's.
+                self.is_next_due = false;
+                0
+            }
+            Some(unread) => unread.saturating_sub(read.bytes),
+        });
     }
 
     /// Reports the end of all threads of its program.

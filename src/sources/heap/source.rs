@@ -34,8 +34,10 @@ pub(in crate::sources) struct HeapSource<P> {
     main: u32,
     processes: BTreeMap<u32, RecordedProcess<P>>,
     clock: RingClock,
-    /// When the directory was scanned last: all events before this time have been reported.
+    /// When the directory was listed last.
     listed_ns: u64,
+    /// All events before this time have been reported.
+    watermark_ns: u64,
     /// When processes without the shim are looked for next, and once at the end.
     scan_due_ns: u64,
     interval: BatchInterval,
@@ -88,6 +90,7 @@ impl<P: HeapProcess> HeapSource<P> {
             processes: BTreeMap::from([(pid, RecordedProcess::new(main, true))]),
             clock: RingClock::new(clock, ring_ns),
             listed_ns: 0,
+            watermark_ns: 0,
             scan_due_ns: 0,
             interval: BatchInterval::new(now_ns),
             has_more: false,
@@ -146,11 +149,15 @@ impl<P: HeapProcess> HeapSource<P> {
     fn read(&mut self, into: &mut Vec<TimedEvent>) -> bool {
         self.forget_ended();
         let now_ns = self.clock.now_ns();
-        if self.is_draining() || now_ns >= self.listed_ns + LIST_NS {
-            self.listed_ns = now_ns;
+        // A read takes a part of a full ring; what it leaves is older than the next listing.
+        let is_behind = self.is_behind();
+        if self.is_draining() || (!is_behind && now_ns >= self.listed_ns + LIST_NS) {
             self.list();
+            if !is_behind {
+                self.listed_ns = now_ns;
+                self.processes.values_mut().for_each(RecordedProcess::note_listing);
+            }
         }
-        // Later events may follow in a new ring, and ends of processes may not have been noticed yet.
         self.interval.begin(now_ns);
         let (is_draining, has_command_exited) = (self.is_draining(), self.exit.is_some());
         let mut has_more = false;
@@ -168,7 +175,16 @@ impl<P: HeapProcess> HeapSource<P> {
             has_more |= read.has_more;
         }
         self.interval.finish();
+        // Later events may follow in a new ring, and ends of processes may not have been noticed yet.
+        if !self.is_behind() {
+            self.watermark_ns = self.listed_ns;
+        }
         has_more
+    }
+
+    /// Whether events before the last listing have not been read yet.
+    fn is_behind(&self) -> bool {
+        self.processes.values().any(RecordedProcess::is_behind)
     }
 
     /// Whether no more records will follow those that exist.
@@ -205,7 +221,7 @@ impl<P: HeapProcess> HeapSource<P> {
     /// Removes the files of ended processes whose events have all been processed: their images were read from them.
     fn forget_ended(&mut self) {
         self.processes.retain(|pid, process| {
-            let is_over = process.is_over(self.listed_ns);
+            let is_over = process.is_over(self.watermark_ns);
             if is_over {
                 self.lost.merge(&process.losses());
                 if let Some(sequence) = process.sequence() {
@@ -263,7 +279,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
         }
         self.has_more = self.read(into);
         if self.has_more || !self.is_draining() {
-            return Ok(Some(self.listed_ns));
+            return Ok(Some(self.watermark_ns));
         }
         self.stage = Stage::Finished { ended_early: self.why_ended_early() };
         if let Some(exit) = &self.exit {

@@ -24,7 +24,6 @@ use super::stop_reply::Tid;
 use super::target::GdbTarget;
 use super::waits::System;
 use crate::arch::{Aarch64, Arm, Registers};
-use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::allocator::AllocatorRole;
 use crate::sources::{Capture, Fault, StopOutcome, ThreadId};

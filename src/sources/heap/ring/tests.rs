@@ -20,9 +20,17 @@ pub(crate) struct RingWriter {
 
 impl RingWriter {
     pub(crate) fn new(directory: &Path, pid: u32, sequence: u32, name: &str) -> RingWriter {
+        RingWriter::with_size(directory, (pid, sequence), name, DATA_SIZE)
+    }
+
+    pub(crate) fn with_size(
+        directory: &Path,
+        (pid, sequence): (u32, u32),
+        name: &str,
+        data_size: u64,
+    ) -> RingWriter {
         let path = directory.join(format!("ring.{pid}.{sequence}"));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-        let data_size = DATA_SIZE;
         file.set_len(DATA_OFFSET as u64 + data_size).unwrap();
         let writer = RingWriter { path, file, write: 0, data_size };
         let put = |at: usize, bytes: &[u8]| writer.file.write_all_at(bytes, at as u64).unwrap();

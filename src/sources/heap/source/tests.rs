@@ -5,9 +5,10 @@ use std::process::{Child, Command};
 
 use super::*;
 use crate::sources::heap::process::RingFiles;
+use crate::sources::heap::recorded_process::READ_BYTES_MAX;
 use crate::sources::heap::ring::AllocationRecord;
-use crate::sources::heap::ring::tests::RingWriter;
-use crate::sources::heap::shared_memory::{Kind, RING_PREFIX};
+use crate::sources::heap::ring::tests::{DATA_SIZE, RingWriter};
+use crate::sources::heap::shared_memory::{FREE_LENGTH, Kind, RING_PREFIX};
 use crate::sources::linux::heap::{LinuxProcess, process_of};
 
 const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0, records_mappings: false };
@@ -180,18 +181,27 @@ fn a_child_is_reported_from_its_ring_to_its_end_and_its_files_are_removed() {
     assert!(!ring.path.exists());
 }
 
-#[test]
-fn the_end_of_a_process_is_processed_before_later_events_of_others() {
-    let mut recording = Recording::new();
+/// Two processes, one after the other; the first freed so many blocks before its allocation.
+fn in_turn(frees: u64) -> (Recording, Vec<RingWriter>) {
+    let recording = Recording::new();
     let now_ns = recording.source.main().process().ring_clock_ns();
+    let data_size = (2 * frees * u64::from(FREE_LENGTH)).next_power_of_two().max(DATA_SIZE);
     let mut rings = Vec::new();
-    for number in [1, 2] {
+    for (number, frees) in [(1, frees), (2, 0)] {
         let mut child = Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        let mut ring = recording.ring(child.id(), 0);
-        ring.allocate(&record(number, now_ns + number * 1000));
+        let place = recording.source.directory.path();
+        let mut ring = RingWriter::with_size(place, (child.id(), 0), "prog", data_size);
+        (0..frees).for_each(|_| ring.free(Kind::Free, (now_ns + 1, 5 << 12, 1)));
+        // Events at one time are reported a nanosecond apart.
+        ring.allocate(&record(number, now_ns + number * 1_000_000));
         rings.push(ring);
     }
+    (recording, rings)
+}
+
+/// Names of ends and allocations in the order in which the watermark releases them.
+fn released(recording: &mut Recording) -> Vec<String> {
     let (mut waiting, mut names) = (Vec::new(), Vec::new());
     while names.iter().filter(|name| *name == "end").count() < 2 {
         let watermark_ns = recording.source.next_batch(u64::MAX, &mut waiting).unwrap().unwrap();
@@ -200,7 +210,32 @@ fn the_end_of_a_process_is_processed_before_later_events_of_others() {
         names.extend(waiting.drain(..due).map(|event| named(&event)));
     }
     names.retain(|name| name == "end" || name.starts_with("allocation"));
-    assert_eq!(names, ["allocation of 10", "end", "allocation of 20", "end"]);
+    names
+}
+
+#[test]
+fn the_end_of_a_process_is_processed_before_later_events_of_others() {
+    let (mut recording, _rings) = in_turn(0);
+    assert_eq!(released(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
+}
+
+/// One read does not take all of a ring.
+#[test]
+fn events_of_a_full_ring_are_processed_before_later_events_of_others() {
+    let (mut recording, _rings) = in_turn(3 * READ_BYTES_MAX / u64::from(FREE_LENGTH));
+    assert_eq!(released(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
+}
+
+/// Whoever may write to the directory can announce a ring that never begins.
+#[test]
+fn a_ring_without_content_does_not_hold_back_other_processes() {
+    let (mut recording, _rings) = in_turn(0);
+    let place = recording.source.directory.path().to_owned();
+    for sequence in [1, 2] {
+        std::fs::write(place.join(format!("{RING_PREFIX}{}.{sequence}", std::process::id())), [0; 8192])
+            .unwrap();
+    }
+    assert_eq!(released(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
 }
 
 #[test]

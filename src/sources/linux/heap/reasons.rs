@@ -8,11 +8,9 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::binary::files::map_regular;
 use crate::sources::linux::{refusal, sys};
 use crate::sources::pushed::AllocationLosses;
-
-/// Bytes of a program that are searched for names of allocators.
-const PROGRAM_BYTES_MAX: u64 = 256 << 20;
 
 /// Functions of statically linked allocators, delimited by the zeros of a string table.
 const ALLOCATORS: [(&[u8], &str); 4] = [
@@ -137,20 +135,14 @@ impl LoadMethod {
 
 /// The statically linked allocator of a program, recognized by the names in its file.
 fn own_allocator(path: &Path) -> Option<&'static str> {
-    let bytes = head_of(path)?;
-    let has = |name: &[u8]| memchr::memmem::find(&bytes, name).is_some();
+    let program = map_regular(path).ok()?;
+    let has = |name: &[u8]| memchr::memmem::find(program.bytes(), name).is_some();
     ALLOCATORS.iter().find(|(name, _)| has(name)).map(|(_, allocator)| *allocator)
-}
-
-fn head_of(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(PROGRAM_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
 }
 
 /// Whether the symbols of a program may include `malloc`, where probes are set: names of a string table share ends.
 fn names_malloc(path: &Path) -> bool {
-    head_of(path).is_some_and(|bytes| memchr::memmem::find(&bytes, b"malloc\0").is_some())
+    map_regular(path).is_ok_and(|program| memchr::memmem::find(program.bytes(), b"malloc\0").is_some())
 }
 
 #[cfg(test)]

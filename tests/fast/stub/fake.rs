@@ -1,11 +1,20 @@
-//! A stub of ours: answers as gdbserver or a board would for a made-up target, or as debugserver does, with
-//! faults at a chosen answer, and notes what it was told to do with its target.
+//! A simulated stub: answers as gdbserver or a board would for a made-up target, or as debugserver does, with
+//! faults at a chosen answer, and notes what it was told to do with its target. Its time passes only while the
+//! profiler waits for it.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use stackprof::clock::{Clock, FakeClock};
+use stackprof::sources::gdb::{self, ConnectionError, GdbTarget, InitialState, StubAddress, StubStream};
+
+use super::Rng;
+use super::made_target::{
+    ARM_WITHOUT_REGISTERS, CORTEX_M, CORTEX_M_SYSTEM, HOST_INFO, MACH_LOAD, PROCESS_INFO, PROCESS_SP,
+    PROCESS_SP_QUESTION, STACK_END, X86_64, arm_registers, in_digits, memory, register_info, registers,
+};
 
 /// What goes wrong, from the answer of this number (0 is the first) on or with it alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,50 +119,6 @@ impl Manner {
     }
 }
 
-pub(crate) const X86_64: &str = "<target><architecture>i386:x86-64</architecture><feature name=\"c\">\
-    <reg name=\"rax\" bitsize=\"64\"/><reg name=\"rbx\" bitsize=\"64\"/><reg name=\"rcx\" bitsize=\"64\"/>\
-    <reg name=\"rdx\" bitsize=\"64\"/><reg name=\"rsi\" bitsize=\"64\"/><reg name=\"rdi\" bitsize=\"64\"/>\
-    <reg name=\"rbp\" bitsize=\"64\"/><reg name=\"rsp\" bitsize=\"64\"/><reg name=\"r8\" bitsize=\"64\"/>\
-    <reg name=\"r9\" bitsize=\"64\"/><reg name=\"r10\" bitsize=\"64\"/><reg name=\"r11\" bitsize=\"64\"/>\
-    <reg name=\"r12\" bitsize=\"64\"/><reg name=\"r13\" bitsize=\"64\"/><reg name=\"r14\" bitsize=\"64\"/>\
-    <reg name=\"r15\" bitsize=\"64\"/><reg name=\"rip\" bitsize=\"64\"/></feature></target>";
-
-/// The registers of a core of the M profile; its feature is still open.
-macro_rules! cortex_m {
-    () => {
-        "<target><architecture>arm</architecture>\
-    <feature name=\"org.gnu.gdb.arm.m-profile\"><reg name=\"r0\" bitsize=\"32\"/><reg name=\"r1\" bitsize=\"32\"/>\
-    <reg name=\"r2\" bitsize=\"32\"/><reg name=\"r3\" bitsize=\"32\"/><reg name=\"r4\" bitsize=\"32\"/>\
-    <reg name=\"r5\" bitsize=\"32\"/><reg name=\"r6\" bitsize=\"32\"/><reg name=\"r7\" bitsize=\"32\"/>\
-    <reg name=\"r8\" bitsize=\"32\"/><reg name=\"r9\" bitsize=\"32\"/><reg name=\"r10\" bitsize=\"32\"/>\
-    <reg name=\"r11\" bitsize=\"32\"/><reg name=\"r12\" bitsize=\"32\"/><reg name=\"sp\" bitsize=\"32\"/>\
-    <reg name=\"lr\" bitsize=\"32\"/><reg name=\"pc\" bitsize=\"32\"/>\
-    <reg name=\"xpsr\" bitsize=\"32\" regnum=\"25\"/>"
-    };
-}
-pub(crate) const CORTEX_M: &str = concat!(cortex_m!(), "</feature></target>");
-/// With the stack pointers, as QEMU 8 and OpenOCD describe them.
-pub(crate) const CORTEX_M_SYSTEM: &str = concat!(
-    cortex_m!(),
-    "</feature><feature name=\"org.gnu.gdb.arm.m-system\"><reg name=\"msp\" bitsize=\"32\"/>\
-     <reg name=\"psp\" bitsize=\"32\" regnum=\"27\"/></feature></target>"
-);
-pub(crate) const ARM_WITHOUT_REGISTERS: &str = "<target><architecture>arm</architecture></target>";
-
-/// What debugserver says of its process and images; `IMAGES` is in place of the list of images.
-const HOST_INFO: &str = "cputype:16777228;cpusubtype:2;ostype:macosx;vendor:apple;endian:little;ptrsize:8;";
-const PROCESS_INFO: &str =
-    "pid:1f;parent-pid:1;cputype:100000c;cpusubtype:2;ptrsize:8;ostype:macosx;endian:little;";
-/// Where debugserver's process has its program.
-pub(crate) const MACH_LOAD: u64 = 0x1_0400_0000;
-
-/// Where the made-up stacks are: 64 KiB that end here.
-pub(crate) const STACK_END: u64 = 0x7000_0000;
-const STACK_BYTES: u64 = 0x1_0000;
-/// The process stack pointer, in the same memory, and its number.
-pub(crate) const PROCESS_SP: u64 = STACK_END - 0x400;
-const PROCESS_SP_QUESTION: &str = "p1b";
-
 /// What became of the target.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fate {
@@ -169,11 +134,21 @@ pub(crate) struct Fate {
     pub(crate) delivered: Vec<u8>,
 }
 
-/// A stub that listens. It serves one connection.
+/// Time of a read or a reply.
+const STEP_NS: u64 = 10_000;
+/// What a late answer takes: more than the profiler waits for one.
+const LATE_NS: u64 = 5_500_000_000;
+/// What each answer of a slow stub takes.
+const SLOW_NS: u64 = 4_000_000;
+
+/// Time of a read of what is sent without end, as of 6 MB/s: the longest packet that is accepted comes to its limit
+/// before the wait for an answer does.
+const TORRENT_NS: u64 = 10_000_000;
+
+/// A stub for one connection, and its clock.
 pub(crate) struct Fake {
-    pub(crate) port: u16,
-    fate: Arc<Mutex<Fate>>,
-    server: Option<JoinHandle<()>>,
+    pub(crate) clock: FakeClock,
+    server: Rc<RefCell<Server>>,
 }
 
 impl Fake {
@@ -183,40 +158,79 @@ impl Fake {
 
     /// One that lists these images, in debugserver's words.
     pub(crate) fn with_images(manner: Manner, images: String) -> Fake {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let fate = Arc::new(Mutex::new(Fate::default()));
-        let known = Arc::clone(&fate);
-        let serve = move || {
-            let (stream, _) = listener.accept().unwrap();
-            stream.set_nodelay(true).unwrap();
-            let mut server = Server {
-                stream,
-                manner,
-                fate: known,
-                acks: true,
-                non_stop: false,
-                queue: 0,
-                last: Vec::new(),
-                images,
-            };
-            // It ends with the connection.
-            let _ = server.serve();
+        let clock = FakeClock::default();
+        let server = Server {
+            manner,
+            fate: Fate::default(),
+            clock: clock.clone(),
+            received: Vec::new(),
+            sent: VecDeque::new(),
+            busy_ns: 0,
+            torrent: None,
+            is_closed: false,
+            pieces: Rng::new(7),
+            acks: true,
+            non_stop: false,
+            queue: 0,
+            last: Vec::new(),
+            images,
         };
-        Fake { port, fate, server: Some(std::thread::spawn(serve)) }
+        Fake { clock, server: Rc::new(RefCell::new(server)) }
     }
 
-    /// What became of the target, after the connection was closed.
-    pub(crate) fn fate(mut self) -> Fate {
-        self.server.take().unwrap().join().unwrap();
-        self.fate.lock().unwrap().clone()
+    /// Attaches the profiler.
+    pub(crate) fn attach(&self, begin: InitialState) -> Result<GdbTarget, String> {
+        let place = StubAddress::parse("simulated:1").unwrap();
+        let connection =
+            Connection { server: Rc::clone(&self.server), clock: self.clock.clone(), start: Instant::now() };
+        let attached = gdb::attach_over(Box::new(connection), &place, begin, Box::new(self.clock.clone()));
+        attached.map_err(|error| error.to_string())
+    }
+
+    /// What became of the target so far.
+    pub(crate) fn fate(&self) -> Fate {
+        self.server.borrow().fate.clone()
+    }
+}
+
+/// The profiler's end of the connection.
+struct Connection {
+    server: Rc<RefCell<Server>>,
+    clock: FakeClock,
+    start: Instant,
+}
+
+impl StubStream for Connection {
+    fn read(&mut self, into: &mut [u8], at_most: Duration) -> Result<usize, ConnectionError> {
+        let until_ns = self.clock.now_ns() + at_most.as_nanos() as u64;
+        self.clock.advance(STEP_NS);
+        self.server.borrow_mut().reply(into, until_ns)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
+        self.server.borrow_mut().receive(bytes)
+    }
+
+    fn now(&self) -> Instant {
+        self.start + Duration::from_nanos(self.clock.now_ns())
     }
 }
 
 struct Server {
-    stream: TcpStream,
     manner: Manner,
-    fate: Arc<Mutex<Fate>>,
+    fate: Fate,
+    clock: FakeClock,
+    /// Bytes that are no whole packet yet.
+    received: Vec<u8>,
+    /// Bytes that were sent, and when they arrive.
+    sent: VecDeque<(u64, Vec<u8>)>,
+    /// It replies to nothing before this time.
+    busy_ns: u64,
+    /// What it sends without end, and where in it the next read begins.
+    torrent: Option<(Vec<u8>, usize)>,
+    is_closed: bool,
+    /// Sizes of the pieces in which bytes arrive.
+    pieces: Rng,
     acks: bool,
     non_stop: bool,
     /// Threads whose stops are not told yet, in non-stop mode.
@@ -227,70 +241,105 @@ struct Server {
     images: String,
 }
 
-type Served = std::io::Result<()>;
-
 impl Server {
-    fn serve(&mut self) -> Served {
-        let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-        loop {
-            let read = self.stream.read(&mut buffer)?;
-            if read == 0 {
-                return Ok(());
-            }
-            bytes.extend_from_slice(&buffer[..read]);
-            while let Some(body) = self.next_body(&mut bytes)? {
-                self.handle(&body)?;
-            }
+    /// Reads what the profiler writes, unless it waits for its own bytes to be read.
+    fn receive(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
+        if self.is_closed {
+            return Err(ConnectionError::Closed);
         }
+        let mut received = std::mem::take(&mut self.received);
+        received.extend_from_slice(bytes);
+        while !self.is_closed
+            && self.torrent.is_none()
+            && let Some(body) = self.next_body(&mut received)
+        {
+            self.handle(&body);
+        }
+        self.received = received;
+        Ok(())
+    }
+
+    /// Bytes for the profiler, which waits for them until `until_ns`.
+    fn reply(&mut self, into: &mut [u8], until_ns: u64) -> Result<usize, ConnectionError> {
+        let Some((at_ns, mut bytes)) = self.sent.pop_front() else {
+            return self.reply_without_end(into, until_ns);
+        };
+        if at_ns > self.clock.now_ns().max(until_ns) {
+            self.sent.push_front((at_ns, bytes));
+            self.clock.advance_to(until_ns);
+            return Ok(0);
+        }
+        self.clock.advance_to(at_ns);
+        let piece = if self.pieces.below(4) == 0 { 1 + self.pieces.below(20) } else { usize::MAX };
+        let count = piece.min(bytes.len()).min(into.len());
+        let rest = bytes.split_off(count);
+        into[..count].copy_from_slice(&bytes);
+        if !rest.is_empty() {
+            self.sent.push_front((at_ns, rest));
+        }
+        Ok(count)
+    }
+
+    fn reply_without_end(&mut self, into: &mut [u8], until_ns: u64) -> Result<usize, ConnectionError> {
+        if self.is_closed {
+            return Err(ConnectionError::Closed);
+        }
+        let Some((bytes, at)) = &mut self.torrent else {
+            self.clock.advance_to(until_ns);
+            return Ok(0);
+        };
+        self.clock.advance(TORRENT_NS);
+        for byte in &mut *into {
+            *byte = bytes[*at];
+            *at = (*at + 1) % bytes.len();
+        }
+        Ok(into.len())
     }
 
     /// The next packet, or Ctrl-C as a packet of its own.
-    fn next_body(&mut self, bytes: &mut Vec<u8>) -> std::io::Result<Option<Vec<u8>>> {
+    fn next_body(&mut self, bytes: &mut Vec<u8>) -> Option<Vec<u8>> {
         loop {
-            match bytes.first() {
-                None => return Ok(None),
-                Some(3) => {
+            match bytes.first()? {
+                3 => {
                     bytes.remove(0);
-                    return Ok(Some(vec![3]));
+                    return Some(vec![3]);
                 }
-                Some(b'$') => {
-                    let Some(end) = bytes.iter().position(|byte| *byte == b'#') else { return Ok(None) };
+                b'$' => {
+                    let end = bytes.iter().position(|byte| *byte == b'#')?;
                     if bytes.len() < end + 3 {
-                        return Ok(None);
+                        return None;
                     }
                     let body = bytes[1..end].to_vec();
                     bytes.drain(..end + 3);
                     if self.acks {
                         self.write(b"+");
                     }
-                    return Ok(Some(body));
+                    return Some(body);
                 }
-                Some(b'-') => {
+                b'-' => {
                     bytes.remove(0);
                     let last = self.last.clone();
                     self.write(&last);
                 }
-                Some(_) => drop(bytes.remove(0)),
+                _ => drop(bytes.remove(0)),
             }
         }
     }
 
-    fn handle(&mut self, body: &[u8]) -> Served {
+    fn handle(&mut self, body: &[u8]) {
         let text = String::from_utf8_lossy(body).into_owned();
-        let fate = Arc::clone(&self.fate);
-        let mut fate = fate.lock().unwrap();
         let harmful = ["M", "X", "G", "P", "Z", "z", "k", "vKill", "vRun", "s", "S", "vFile:pwrite"];
         if harmful.iter().any(|start| text.starts_with(start)) {
-            fate.harm.push(text.clone());
+            self.fate.harm.push(text.clone());
         }
         let threads = self.manner.threads;
         let answer = match text.as_str() {
             "\u{3}" => {
-                if !fate.runs {
-                    return Ok(());
+                if !self.fate.runs {
+                    return;
                 }
-                fate.runs = false;
-                fate.stops += 1;
+                self.fate.runs = false;
+                self.fate.stops += 1;
                 format!("T02thread:01;{}", self.threads_in_stop())
             }
             _ if text.starts_with("qSupported") => {
@@ -299,10 +348,9 @@ impl Server {
                 format!("PacketSize=1000{xml}{non_stop}")
             }
             "QStartNoAckMode" if self.manner.no_ack => {
-                drop(fate);
-                self.send("OK")?;
+                self.send("OK");
                 self.acks = false;
-                return Ok(());
+                return;
             }
             "QNonStop:1" if self.manner.non_stop => {
                 self.non_stop = true;
@@ -351,35 +399,33 @@ impl Server {
             _ if text.starts_with("qXfer:features:read:") => self.features(&text),
             _ if text.starts_with('m') => memory(&text),
             _ if text.starts_with("vCont;t") => {
-                let stopped = fate.runs;
-                fate.runs = false;
-                fate.stops += 1;
-                drop(fate);
-                self.send("OK")?;
+                let stopped = self.fate.runs;
+                self.fate.runs = false;
+                self.fate.stops += 1;
+                self.send("OK");
                 if stopped && threads > 0 {
                     self.queue = threads - 1;
                     self.write(&packet('%', "Stop:T00thread:1;"));
                 }
-                return Ok(());
+                return;
             }
             _ if text == "c" || text.starts_with("vCont;c") || text.starts_with("vCont;C") => {
                 if let Some(signal) = text.strip_prefix("vCont;C") {
-                    fate.delivered.extend(u8::from_str_radix(&signal[..2], 16));
+                    self.fate.delivered.extend(u8::from_str_radix(&signal[..2], 16));
                 }
-                fate.runs = true;
+                self.fate.runs = true;
                 if !self.non_stop {
-                    return Ok(());
+                    return;
                 }
                 "OK".to_owned()
             }
             _ if text.starts_with('D') => {
-                (fate.runs, fate.detached) = (true, true);
+                (self.fate.runs, self.fate.detached) = (true, true);
                 "OK".to_owned()
             }
             _ => String::new(),
         };
-        drop(fate);
-        self.send(&answer)
+        self.send(&answer);
     }
 
     fn is_lldbs(&self) -> bool {
@@ -430,12 +476,9 @@ impl Server {
     }
 
     /// Sends an answer, if nothing is wrong with it.
-    fn send(&mut self, answer: &str) -> Served {
-        let number = {
-            let mut fate = self.fate.lock().unwrap();
-            fate.answers += 1;
-            fate.answers - 1
-        };
+    fn send(&mut self, answer: &str) {
+        let number = self.fate.answers;
+        self.fate.answers += 1;
         let mut wire = packet('$', answer);
         self.last.clone_from(&wire);
         let is = |at: usize| at == number;
@@ -445,45 +488,45 @@ impl Server {
                 wire[last] = if wire[last] == b'0' { b'1' } else { b'0' };
             }
             Wrong::Truncated(at) if is(at) => wire.truncate(1 + answer.len() / 2),
-            Wrong::Silent(at) if number >= at => return Ok(()),
-            Wrong::Late(at) if is(at) => std::thread::sleep(Duration::from_millis(5_500)),
+            Wrong::Silent(at) if number >= at => return,
+            Wrong::Late(at) if is(at) => self.work_for(LATE_NS),
             Wrong::Closed(at) if is(at) => {
-                self.stream.shutdown(std::net::Shutdown::Both)?;
-                return Ok(());
+                self.is_closed = true;
+                return;
             }
             Wrong::Garbage(at, seed) if is(at) => {
-                let mut random = super::Rng::new(seed);
+                let mut random = Rng::new(seed);
                 wire = (0..1 + random.below(400)).map(|_| random.next() as u8).collect();
             }
             Wrong::Nonsense(at, seed) if is(at) => {
-                let mut random = super::Rng::new(seed);
+                let mut random = Rng::new(seed);
                 let length = random.below(60);
                 let text: String = (0..length).map(|_| (b'%' + random.below(90) as u8) as char).collect();
                 wire = packet('$', &text.replace(['}', '*'], "m"));
             }
             Wrong::Ended(at) if is(at) => wire = packet('$', "W00"),
             Wrong::Endless(at) if is(at) => {
-                // As much as is read.
-                self.stream.write_all(b"$")?;
-                let piece = [b'0'; 4096];
-                loop {
-                    self.stream.write_all(&piece)?;
-                }
+                self.write(b"$");
+                self.torrent = Some((vec![b'0'; 4096], 0));
+                return;
             }
-            Wrong::Flood(at) if is(at) => loop {
-                self.stream.write_all(&packet('%', "Stop:"))?;
-                self.stream.write_all(&packet('$', "O61"))?;
-            },
-            Wrong::Slow => std::thread::sleep(Duration::from_millis(4)),
+            Wrong::Flood(at) if is(at) => {
+                self.torrent = Some(([packet('%', "Stop:"), packet('$', "O61")].concat(), 0));
+                return;
+            }
+            Wrong::Slow => self.work_for(SLOW_NS),
             _ => {}
         }
         self.write(&wire);
-        Ok(())
     }
 
-    /// Writes, if somebody reads: the profiler may have left, but what it asked for before is still to be read.
+    /// Replies to nothing for this time; requests that come meanwhile wait for it.
+    fn work_for(&mut self, time_ns: u64) {
+        self.busy_ns = self.busy_ns.max(self.clock.now_ns()) + time_ns;
+    }
+
     fn write(&mut self, bytes: &[u8]) {
-        let _ = self.stream.write_all(bytes);
+        self.sent.push_back((self.busy_ns.max(self.clock.now_ns()) + STEP_NS, bytes.to_vec()));
     }
 }
 
@@ -492,51 +535,4 @@ fn packet(kind: char, body: &str) -> Vec<u8> {
     let body = body.replace('}', "}]");
     let sum = body.bytes().fold(0u8, |sum, byte| sum.wrapping_add(byte));
     format!("{kind}{body}#{sum:02x}").into_bytes()
-}
-
-/// All zero, but the stack pointer and the program counter.
-fn registers() -> String {
-    let mut words = [0u64; 17];
-    words[7] = STACK_END - 0x1000;
-    words[16] = 0x40_1000;
-    in_digits(words.iter().flat_map(|word| word.to_le_bytes()))
-}
-
-fn in_digits(bytes: impl Iterator<Item = u8>) -> String {
-    bytes.map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// r0 to pc, so many words of something else, and the status register.
-fn arm_registers(between: usize, status: u32) -> String {
-    let mut words = [0u32; 16];
-    (words[13], words[15]) = ((STACK_END - 0x1000) as u32, 0x1000);
-    let more = std::iter::repeat_n(0, between).chain([status]);
-    in_digits(words.into_iter().chain(more).flat_map(u32::to_le_bytes))
-}
-
-/// x0 to x30, sp and pc of arm64.
-fn register_info(question: &str) -> String {
-    let number = usize::from_str_radix(&question["qRegisterInfo".len()..], 16).unwrap();
-    let name = match number {
-        0..=30 => format!("x{number}"),
-        31 => "sp".to_owned(),
-        32 => "pc".to_owned(),
-        _ => return "E45".to_owned(),
-    };
-    format!(
-        "name:{name};bitsize:64;offset:{};encoding:uint;format:hex;set:General Purpose Registers;",
-        8 * number
-    )
-}
-
-fn memory(text: &str) -> String {
-    let Some((at, length)) = text[1..].split_once(',') else { return "E01".to_owned() };
-    let (Ok(at), Ok(length)) = (u64::from_str_radix(at, 16), u64::from_str_radix(length, 16)) else {
-        return "E01".to_owned();
-    };
-    let stack = STACK_END - STACK_BYTES..=STACK_END;
-    if length > 0x800 || !stack.contains(&at) || !stack.contains(&at.saturating_add(length)) {
-        return "E01".to_owned();
-    }
-    "00".repeat(length as usize)
 }

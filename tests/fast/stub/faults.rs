@@ -1,47 +1,35 @@
-//! What happens when a stub fails: no panic, no wait beyond the named times, one line that says
-//! what is wrong, and the target runs on where the stub lets it.
+//! What happens when a stub fails: no panic, no wait beyond the limits, one line that says what is wrong, and
+//! the target runs on where the stub lets it.
 
-use std::sync::{LazyLock, Mutex};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
-
-use stackprof::clock::RealClock;
+use stackprof::clock::Clock;
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::Target;
-use stackprof::sources::gdb::{self, GdbTarget, InitialState, StubAddress};
+use stackprof::sources::gdb::InitialState;
 use stackprof::walk::UnwindMethod;
 
-use super::fake::{ARM_WITHOUT_REGISTERS, CORTEX_M, Fake, Fate, Kind, Manner, Wrong, X86_64};
+use super::fake::{Fake, Fate, Kind, Manner, Wrong};
+use super::made_target::{ARM_WITHOUT_REGISTERS, CORTEX_M, X86_64};
 use super::{Rng, rounds};
 
-/// Well above the times that one failure may take (five seconds for an answer, two for detaching,
-/// thirty for all answers together), and what a busy machine adds.
-const PATIENCE: Duration = Duration::from_secs(100);
-
-/// Stubs that are visited at the same time: most of the time is waiting.
-const AT_A_TIME: usize = 640;
-
-fn attach(port: u16) -> Result<GdbTarget, String> {
-    let place = StubAddress::parse(&format!("127.0.0.1:{port}")).unwrap();
-    gdb::attach(&place, None, InitialState::Running, RealClock::new()).map_err(|error| error.to_string())
-}
+/// Longest visit: ten seconds for the first answer, five for any other, thirty for all answers of a description
+/// together, and twice five for detaching.
+const VISIT_NS_MAX: u64 = 55_000_000_000;
 
 /// Attaches, takes all stacks twice and leaves; what was said, and what became of the target.
 fn visit(manner: Manner) -> (Result<usize, String>, Fate) {
-    let begun = Instant::now();
     let fake = Fake::start(manner);
-    let said = attach(fake.port).and_then(|mut target| {
-        let clock = RealClock::new();
+    let said = fake.attach(InitialState::Running).and_then(|mut target| {
         let mut stacks = 0;
         for _ in 0..2 {
-            let snapshot = sampler::snapshot(&mut target, &clock, 64, UnwindMethod::Auto);
+            let snapshot = sampler::snapshot(&mut target, &fake.clock, 64, UnwindMethod::Auto);
             stacks = snapshot.map_err(|error| error.to_string())?.stacks.len();
         }
         Ok(stacks)
     });
     let fate = fake.fate();
-    assert!(begun.elapsed() < PATIENCE, "{manner:?} took {:?}", begun.elapsed());
+    let took_ns = fake.clock.now_ns();
+    assert!(took_ns < VISIT_NS_MAX, "{manner:?} took {took_ns} ns");
     assert!(fate.harm.is_empty(), "{manner:?}: {:?}", fate.harm);
     if let Err(said) = &said {
         assert!(!said.contains('\n') && said.len() < 300, "{manner:?}: {said}");
@@ -61,19 +49,12 @@ fn answers(manner: Manner) -> usize {
 type Outcomes = Vec<(Manner, Result<usize, String>, Fate)>;
 
 /// Visits stubs of all these manners.
-fn visit_all(manners: Vec<Manner>) -> Outcomes {
-    let (left, done) = (Mutex::new(manners), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..AT_A_TIME {
-            scope.spawn(|| {
-                while let Some(manner) = { left.lock().unwrap().pop() } {
-                    let (said, fate) = visit(manner);
-                    done.lock().unwrap().push((manner, said, fate));
-                }
-            });
-        }
-    });
-    done.into_inner().unwrap()
+fn visit_all(manners: impl IntoIterator<Item = Manner>) -> Outcomes {
+    let outcome = |manner| {
+        let (said, fate) = visit(manner);
+        (manner, said, fate)
+    };
+    manners.into_iter().map(outcome).collect()
 }
 
 fn every_manner() -> [Manner; 8] {
@@ -128,43 +109,6 @@ fn endless() -> Outcomes {
     visit_all(manners)
 }
 
-/// Faults that visitors wait for until their patience ends.
-#[derive(Clone, Copy)]
-enum Long {
-    Silent,
-    Late,
-    Damaged,
-    Nonsense,
-    Ended,
-    Endless,
-}
-
-impl Long {
-    const ALL: [Long; 6] =
-        [Long::Silent, Long::Late, Long::Damaged, Long::Nonsense, Long::Ended, Long::Endless];
-
-    fn visits(self) -> Outcomes {
-        match self {
-            Long::Silent => at_each(|at| vec![Wrong::Silent(at)]),
-            Long::Late => at_each(|at| vec![Wrong::Late(at)]),
-            Long::Damaged => at_each(|at| vec![Wrong::Checksum(at), Wrong::Truncated(at)]),
-            Long::Nonsense => nonsense(),
-            Long::Ended => at_each(|at| vec![Wrong::Ended(at)]),
-            Long::Endless => endless(),
-        }
-    }
-
-    /// What came of its visits, to be asked for once. The first to ask begins those of all: hardly
-    /// anything of them is work, and so all of the waiting takes as long as the longest.
-    fn outcomes(self) -> Outcomes {
-        type Begun = Mutex<Option<JoinHandle<Outcomes>>>;
-        static ALL: LazyLock<[Begun; Long::ALL.len()]> =
-            LazyLock::new(|| Long::ALL.map(|long| Mutex::new(Some(thread::spawn(move || long.visits())))));
-        let begun = ALL[self as usize].lock().unwrap().take().expect("asked for once");
-        begun.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
 #[test]
 fn a_stub_that_behaves_gives_a_stack_of_each_thread() {
     for manner in every_manner().into_iter().filter(tells_its_processor) {
@@ -189,7 +133,7 @@ fn a_connection_that_is_closed_at_any_answer_is_told_at_once() {
 
 #[test]
 fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
-    for (manner, said, fate) in Long::Silent.outcomes() {
+    for (manner, said, fate) in at_each(|at| vec![Wrong::Silent(at)]) {
         if let Err(said) = said {
             let told =
                 said.contains("did not answer") || said.contains("within") || said.contains("does not tell");
@@ -201,35 +145,35 @@ fn a_stub_that_falls_silent_at_any_answer_is_left_and_lets_its_target_run() {
 
 #[test]
 fn an_answer_that_comes_too_late_is_never_taken_for_another() {
-    for (manner, said, fate) in Long::Late.outcomes() {
+    for (manner, said, fate) in at_each(|at| vec![Wrong::Late(at)]) {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn damaged_answers_are_asked_for_again_or_told() {
-    for (manner, said, fate) in Long::Damaged.outcomes() {
+    for (manner, said, fate) in at_each(|at| vec![Wrong::Checksum(at), Wrong::Truncated(at)]) {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn nonsense_is_told_and_the_target_runs_on() {
-    for (manner, said, fate) in Long::Nonsense.outcomes() {
+    for (manner, said, fate) in nonsense() {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn a_target_that_is_said_to_have_ended_is_let_go_all_the_same() {
-    for (manner, said, fate) in Long::Ended.outcomes() {
+    for (manner, said, fate) in at_each(|at| vec![Wrong::Ended(at)]) {
         assert!(fate.runs, "{manner:?}: {said:?} {fate:?}");
     }
 }
 
 #[test]
 fn answers_without_end_come_to_an_end() {
-    for (manner, said, _) in Long::Endless.outcomes() {
+    for (manner, said, _) in endless() {
         assert!(said.is_err(), "{manner:?}");
     }
 }
@@ -239,8 +183,7 @@ fn threads_without_end_are_refused() {
     for wrong in [Wrong::Threads, Wrong::ThreadsAgain] {
         for (manner, said, fate) in visit_all(
             [Manner::all_stop(), Manner::non_stop(), Manner::board()]
-                .map(|manner| Manner { wrong, ..manner })
-                .into(),
+                .map(|manner| Manner { wrong, ..manner }),
         ) {
             let said = said.unwrap_err();
             assert!(
@@ -339,20 +282,23 @@ fn options() -> Options {
 fn a_recording_weighs_the_time_between_its_stops() {
     for manner in [Manner::all_stop(), Manner::non_stop()] {
         let fake = Fake::start(manner);
-        let mut target = attach(fake.port).unwrap();
-        let began = Instant::now();
-        let profile = sampler::record(&mut target, &RealClock::new(), &options(), &Live::default()).unwrap();
-        let took = began.elapsed();
+        let mut target = fake.attach(InitialState::Running).unwrap();
+        let begun_ns = fake.clock.now_ns();
+        let profile = sampler::record(&mut target, &fake.clock, &options(), &Live::default()).unwrap();
+        let took_ns = fake.clock.now_ns() - begun_ns;
         drop(target);
         let fate = fake.fate();
-        // A hundred, if the machine has the time for them.
-        assert!(fate.runs && fate.detached && fate.stops > 1, "{fate:?}");
+        assert!(fate.runs && fate.detached, "{fate:?}");
         assert_eq!(profile.stats.cut_short, None);
-        // Three threads that always run, for half a second at 200 Hz; less what the stops took.
-        let counts = profile.stats.samples + profile.stats.samples_lost.values().sum::<u64>();
-        // The last stop may come after the time that the recording tells.
-        let most = (3.0 * 200.0 * took.as_secs_f64()) as u64 + 3;
-        assert!(counts <= most && counts > 0, "{counts} counts of {most}: {:?}", profile.stats);
+        assert!((500_000_000..510_000_000).contains(&took_ns), "{took_ns}");
+        // Three threads that always run, for half a second at 200 Hz; less the stops, which begin a moment after they
+        // are requested.
+        let stats = &profile.stats;
+        let running_ns = 3 * (stats.duration_ns - stats.stopped_ns)..3 * stats.duration_ns;
+        assert!(running_ns.contains(&stats.target_cpu_ns) && fate.stops > 90, "{stats:?}");
+        let counts = stats.samples + stats.samples_lost.values().sum::<u64>();
+        let expected = stats.target_cpu_ns * 200 / 1_000_000_000;
+        assert!(counts.abs_diff(expected) <= 3, "{counts} of {expected}: {stats:?}");
     }
 }
 
@@ -361,9 +307,9 @@ fn what_was_recorded_before_the_connection_was_lost_is_kept() {
     for manner in [Manner::all_stop(), Manner::non_stop()] {
         let until = answers(manner) + 60;
         let fake = Fake::start(Manner { wrong: Wrong::Closed(until), ..manner });
-        let mut target = attach(fake.port).unwrap();
+        let mut target = fake.attach(InitialState::Running).unwrap();
         let options = Options { duration_ns: Some(60_000_000_000), ..options() };
-        let profile = sampler::record(&mut target, &RealClock::new(), &options, &Live::default()).unwrap();
+        let profile = sampler::record(&mut target, &fake.clock, &options, &Live::default()).unwrap();
         let why = profile.stats.cut_short.unwrap();
         assert!(why.contains("closed the connection"), "{why}");
         assert!(profile.stats.samples > 0);

@@ -2,18 +2,17 @@
 //! in the same stop where the stub tells its stack pointer.
 
 use stackprof::addr::Avma;
-use stackprof::clock::RealClock;
-use stackprof::sources::gdb::{self, InitialState, StubAddress};
+use stackprof::sources::gdb::InitialState;
 use stackprof::sources::{Capture, StopOutcome, Target, TargetEvent};
 
-use super::fake::{Fake, Manner, PROCESS_SP, STACK_END};
+use super::fake::{Fake, Manner};
+use super::made_target::{PROCESS_SP, STACK_END};
 
 const STACK_BYTES: usize = 0x200;
 
 fn captured(manner: Manner) -> Capture {
     let fake = Fake::start(manner);
-    let place = StubAddress::parse(&format!("127.0.0.1:{}", fake.port)).unwrap();
-    let mut target = gdb::attach(&place, None, InitialState::Running, RealClock::new()).unwrap();
+    let mut target = fake.attach(InitialState::Running).unwrap();
     let mut threads = Vec::new();
     target.threads(&mut threads);
     let mut capture = Capture::with_capacity(0);

@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use stackprof::addr::Avma;
-use stackprof::clock::RealClock;
 use stackprof::sources::Observed;
-use stackprof::sources::gdb::{self, InitialState, StubAddress};
+use stackprof::sources::gdb::InitialState;
 
-use super::fake::{Fake, MACH_LOAD, Manner};
+use super::fake::{Fake, Manner};
+use super::made_target::MACH_LOAD;
 
 const UUID: [u8; 16] = [0xe2, 0xa1, 0xc0, 0xde, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 const TEXT_BYTES: u64 = 0x4000;
@@ -55,8 +55,7 @@ fn images_are_those_that_debugserver_lists() {
         .map(|(path, load)| listed(path, load))
         .collect();
     let fake = Fake::with_images(Manner::debugserver(), format!("{{\"images\":[{}]}}", images.join(",")));
-    let stub = StubAddress::parse(&format!("127.0.0.1:{}", fake.port)).unwrap();
-    let mut target = gdb::attach(&stub, None, InitialState::Stopped, RealClock::new()).unwrap();
+    let mut target = fake.attach(InitialState::Stopped).unwrap();
     assert_eq!((target.process().pid, &*target.process().name), (0x1f, "same"));
     let mut mappings = Vec::new();
     target.mappings(&mut mappings).unwrap();
