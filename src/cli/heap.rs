@@ -68,8 +68,8 @@ pub(super) fn figures(recording: &Recording, values: &HeapValues) -> HeapFigures
 }
 
 /// The quantity in pictures, for their headings: `12.3 MB in use at the end`.
-pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
-    quantity(heap.shown, values.total(heap.shown), &format!(" {}", moment(heap, 1)))
+pub(super) fn counted(heap: &Heap, values: &HeapValues, processes: u64) -> String {
+    quantity(heap.shown, values.total(heap.shown), &format!(" {}", moment(heap, processes)))
 }
 
 /// The quantity of a saved heap profile; `None` of another one.
@@ -90,7 +90,7 @@ fn quantity(kind: ValueKind, total: u64, moment: &str) -> String {
     }
 }
 
-/// The moment at which memory of so many processes is in use, and which memory.
+/// When memory is in use, and which; `processes`: how many were recorded.
 fn moment(heap: &Heap, processes: u64) -> String {
     // The sum of what each process had at its exit may exceed the peak, which is of one moment.
     let of_each = if processes > 1 { " of each process" } else { "" };

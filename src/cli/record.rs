@@ -71,7 +71,9 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
     let mut saved = profile(&recording, &names, circumstances, heap.as_ref())?;
     saved.about.exit = recording.stats.exit_status.filter(|_| is_whole).and_then(text::exit_status);
-    let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
+    let counted = heap
+        .as_ref()
+        .map(|(heap, values)| super::heap::counted(heap, values, recording.stats.processes_seen));
     let presentation = presentation(request, &recording, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
         command,
@@ -100,17 +102,18 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         }
         None => report::summary(request, &recording, &names, &figures),
     }
-    let reported = outputs::report(failures);
+    let mut unwritten = outputs::report(failures);
     if let Some(viewer_options) = &request.output.open {
         // Ctrl-C in the viewer ends the process before it returns.
-        if let Err(error) = &reported {
+        if let Err(error) = &unwritten {
             messages::error(error);
+            unwritten = Err(Error::new(ErrorKind::Output, "not all outputs could be written, see above"));
         }
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = presentation;
         open::show(saved, &page_title, source.as_deref(), code.as_ref(), viewer_options, request.verbosity)?;
     }
-    reported?;
+    unwritten?;
     report::cut_short(&recording).map_or(Ok(()), Err)
 }
 
@@ -232,8 +235,8 @@ struct OutputJob<'r, 'a> {
 }
 
 /// Writes the outputs and the statistics. Returns the figures, and what could not be written. Files are written
-/// before pipes: a signal while a pipe has no reader then loses none of them. Statistics in a file count pipes as
-/// written.
+/// before pipes: a signal while a pipe has no reader then loses none of them. Statistics in a file name
+/// pipes, which may still fail.
 fn write(
     job: &OutputJob<'_, '_>,
     named: Instant,

@@ -1,5 +1,5 @@
 //! Tests without ptrace, compiler and clock: the sampler and the macOS backend on simulated processes and
-//! kernels, profile formats, golden files. `cargo fast` runs it with the unit tests; `STACKPROF_ROUNDS` and
+//! kernels, simulated gdb stubs, profile formats, golden files. `cargo fast` runs it with the unit tests; `STACKPROF_ROUNDS` and
 //! `STACKPROF_SEED` control repetition and random input (`support/rounds.rs`).
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs, unreachable_pub)]
 
@@ -17,5 +17,6 @@ mod mach_kernel;
 mod made_code;
 mod sampler;
 mod saved;
+#[cfg(unix)]
 mod stub;
 mod times;

@@ -75,6 +75,8 @@ fn a_target_runs_while_the_profiler_is_suspended() {
         work();
         resume(&running, pid, options[0]);
         work();
+        // Now the profiler knows of it, however late it gets a CPU.
+        wait_for_ticks("the work", running.pid());
         suspend(&running, pid);
         work();
         // A SIGCONT right after the SIGTSTP leaves nothing suspended.
@@ -85,6 +87,7 @@ fn a_target_runs_while_the_profiler_is_suspended() {
         }
         resume(&running, pid, options[0]);
         work();
+        wait_for_ticks("the work", running.pid());
         let recorded = running.interrupt();
         recorded.check_success();
         assert_untouched(pid, "after the recording");
@@ -118,6 +121,7 @@ fn check_exec_and_end() {
     target.line("ready");
     resume(&running, pid, "ptrace");
     wait_for_more_cpu_time(pid, Duration::from_millis(200));
+    wait_for_ticks("the new program", running.pid());
     suspend(&running, pid);
     kill("KILL", pid);
     wait_for("its end", || states(pid).chars().all(|state| state == 'Z'));

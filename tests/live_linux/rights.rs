@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::{
-    Fixture, PARANOID, Recorded, Somebody, assert_untouched, fixture, not_here, record_by, record_until,
-    sampled, stackprof,
+    Fixture, Recorded, Somebody, assert_untouched, fixture, not_here, record_by, record_until, sampled,
+    stackprof,
 };
 use crate::trees::{burned_elsewhere, tree};
 
@@ -118,7 +118,7 @@ fn each_level_of_paranoia_gives_a_profile_or_an_error() {
         return;
     }
     let Some(somebody) = Somebody::new() else { return };
-    let Some(paranoid) = Setting::of(PARANOID) else { return };
+    let Some(paranoid) = Setting::of("/proc/sys/kernel/perf_event_paranoid") else { return };
     let shares = somebody.fixture("shares");
     for level in ["0", "1", "2", "3", "4"] {
         if let Err(error) = paranoid.set(level) {

@@ -36,7 +36,7 @@ pub(crate) use programs::{copy_program, write_script};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use random::Random;
 pub(crate) use recorded::{Recorded, Stack};
-pub(crate) use rights::{PARANOID, Somebody, is_root, live, sampled, sources};
+pub(crate) use rights::{Somebody, is_root, live, sampled, sources};
 pub(crate) use rounds::rounds;
 
 /// Longer than anything here takes, even on a busy machine. A passing test never waits this long.

@@ -24,9 +24,9 @@ fn heap(shown: ValueKind) -> Heap {
 
 #[test]
 fn headings_name_the_quantity() {
-    let counted = |kind, moment| counted(&Heap { moment, ..heap(kind) }, &values(1, moment));
+    let counted = |kind, moment| counted(&Heap { moment, ..heap(kind) }, &values(1, moment), 1);
     let old = Heap { older_than_ns: Some(30_000_000_000), ..heap(ValueKind::InuseSpace) };
-    let text = super::counted(&old, &values(1, Moment::End));
+    let text = super::counted(&old, &values(1, Moment::End), 1);
     assert_eq!(text, "512.0 KiB in use at the end, older than 30.0 s");
     assert_eq!(counted(ValueKind::InuseSpace, Moment::End), "512.0 KiB in use at the end");
     assert_eq!(counted(ValueKind::InuseSpace, Moment::Peak), "1.0 MiB in use at the peak");

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_direction_of_a_change_is_known_if_its_interval_excludes_none() {
+    fn the_direction_of_a_change_is_known_if_its_interval_excludes_zero() {
         let direction = |low, high| direction(&Some(Interval { low, high }));
         assert_eq!(direction(0.01, 0.2), Some(Ordering::Greater));
         assert_eq!(direction(-0.2, -0.01), Some(Ordering::Less));

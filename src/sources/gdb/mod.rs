@@ -95,12 +95,12 @@ pub fn attach(
     Ok(target)
 }
 
-/// Describes the target of the stub at the other end of a stream; `place` is its name in messages. `clock` and that of
+/// Describes the target of a simulated stub at the other end of a stream; `place` is its name in messages. `clock` and that of
 /// the stream show the same time.
 ///
 /// # Errors
 /// See [`attach`].
-pub fn attach_over(
+pub fn attach_to_stream(
     stream: Box<dyn StubStream>,
     place: &StubAddress,
     begin: InitialState,

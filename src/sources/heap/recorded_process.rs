@@ -31,8 +31,8 @@ pub(super) struct RecordedProcess<P> {
     is_command: bool,
     /// The ring of its program.
     ring: Option<Ring>,
-    /// Bytes that its ring had when it was first read after a listing of the directory, without those read since.
-    /// `None`: it was not read after that listing.
+    /// Bytes that its ring had when it was first read after a reset, without those read since. `None`: not read after
+    /// that reset.
     unread_bytes: Option<u64>,
     /// A later ring was listed, and is read when this one ends.
     is_next_due: bool,
@@ -89,7 +89,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
             process,
             is_command,
             ring: None,
-            unread_bytes: None,
+            unread_bytes: Some(0),
             is_next_due: false,
             sequence: None,
             next: BTreeMap::new(),
@@ -129,14 +129,13 @@ impl<P: HeapProcess> RecordedProcess<P> {
         }
     }
 
-    /// The directory was listed: what its rings have now is to be read before [`RecordedProcess::is_behind`] is
-    /// false again.
-    pub(super) fn note_listing(&mut self) {
+    /// Counts anew what its rings have: [`RecordedProcess::is_behind`] until that is read.
+    pub(super) fn reset_unread(&mut self) {
         self.unread_bytes = None;
         self.is_next_due = self.ring.is_some() && !self.next.is_empty();
     }
 
-    /// Whether its rings have records that they had at the listing.
+    /// Whether its rings still have records that they had at the last reset.
     pub(super) fn is_behind(&self) -> bool {
         self.is_next_due || self.unread_bytes != Some(0)
     }
@@ -164,7 +163,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
             self.unread_bytes = Some(0);
             let before = self.process.process().name.clone();
             let program = self.open_next(directory)?;
-            self.note_listing();
+            self.reset_unread();
             self.start_program(clock, now_ns);
             let name = self.process.process().name.clone();
             self.end_threads(into);
@@ -194,7 +193,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
         self.lost.malformed_rings += u64::from(read.is_err());
         let is_broken = read.is_err();
         let progress = read.unwrap_or_default();
-        self.count_unread(progress);
+        self.count_unread(progress, ended);
         if records.iter().any(|record| matches!(record, Record::Allocation(_))) {
             // The list is read after the ring, so that it has all code in these stacks.
             let is_new = now_ns >= self.images_ns + IMAGES_NS || ended;
@@ -225,13 +224,15 @@ impl<P: HeapProcess> RecordedProcess<P> {
         Some(RingRead { bytes: progress.bytes, ring_bytes, has_more })
     }
 
-    fn count_unread(&mut self, read: Progress) {
+    /// `ended`: nothing more is written to its ring.
+    fn count_unread(&mut self, read: Progress, ended: bool) {
         self.unread_bytes = Some(match self.unread_bytes {
             None => read.left,
-            // What is reserved and never written ends a read, too.
+            Some(_) if ended => read.left,
+            // A record that is reserved and not committed stops the read.
             Some(_) if read.bytes == 0 => 0,
             Some(0) => {
-                // It is written after the listing, so the next ring is no later program's.
+                // Its program runs on, so that the next ring is not to be waited for.
                 self.is_next_due = false;
                 0
             }
@@ -260,25 +261,27 @@ impl<P: HeapProcess> RecordedProcess<P> {
 
     /// Opens its next ring, if there is one.
     fn open_next(&mut self, directory: &Directory) -> Option<Program> {
-        let (sequence, path) =
-            self.next.first_key_value().map(|(sequence, path)| (*sequence, path.clone()))?;
         let pid = self.process.process().pid;
-        let ring = match Ring::open(&path) {
-            Ok(None) => return None,
-            Ok(Some(ring)) if (ring.header().pid, ring.header().sequence) == (pid, sequence) => Some(ring),
-            Err(RingError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
-                // The process had no space for it, counted that, and removed it.
-                self.next.remove(&sequence);
+        let before = self.sequence;
+        let (sequence, ring) = loop {
+            let (sequence, path) =
+                self.next.first_key_value().map(|(sequence, path)| (*sequence, path.clone()))?;
+            let opened = Ring::open(&path);
+            if matches!(opened, Ok(None)) {
                 return None;
             }
-            Ok(Some(_)) | Err(_) => None,
+            self.next.remove(&sequence);
+            match opened {
+                // The process had no space for it, counted that, and removed it.
+                Err(RingError::System(error)) if error.kind() == io::ErrorKind::NotFound => continue,
+                Ok(Some(ring)) if (ring.header().pid, ring.header().sequence) == (pid, sequence) => {
+                    break (sequence, ring);
+                }
+                Ok(_) | Err(_) => self.lost.malformed_rings += 1,
+            }
+            self.sequence = Some(sequence);
         };
-        let before = self.sequence.replace(sequence);
-        self.next.remove(&sequence);
-        let Some(ring) = ring else {
-            self.lost.malformed_rings += 1;
-            return None;
-        };
+        self.sequence = Some(sequence);
         let header = ring.header();
         self.is_forked = header.is_forked;
         let files = RingFiles {

@@ -36,7 +36,8 @@ pub(in crate::sources) struct HeapSource<P> {
     clock: RingClock,
     /// When the directory was listed last.
     listed_ns: u64,
-    /// All events before this time have been reported.
+    /// All events before this time have been reported, but for what was behind a record that a thread had reserved and
+    /// not committed.
     watermark_ns: u64,
     /// When processes without the shim are looked for next, and once at the end.
     scan_due_ns: u64,
@@ -155,7 +156,7 @@ impl<P: HeapProcess> HeapSource<P> {
             self.list();
             if !is_behind {
                 self.listed_ns = now_ns;
-                self.processes.values_mut().for_each(RecordedProcess::note_listing);
+                self.processes.values_mut().for_each(RecordedProcess::reset_unread);
             }
         }
         self.interval.begin(now_ns);

@@ -128,16 +128,20 @@ pub(crate) struct Fate {
     pub(crate) stops: usize,
     /// Answers that were sent, or should have been.
     pub(crate) answers: usize,
+    /// Acknowledgements of them, and the one at the start.
+    pub(crate) acks: usize,
     /// Anything that writes memory or registers, or sets a breakpoint.
     pub(crate) harm: Vec<String>,
     /// Signals that were passed on.
     pub(crate) delivered: Vec<u8>,
 }
 
-/// Time of a read or a reply.
-const STEP_NS: u64 = 10_000;
-/// What a late answer takes: more than the profiler waits for one.
-const LATE_NS: u64 = 5_500_000_000;
+/// Time of a read.
+const POLL_NS: u64 = 1_000;
+/// Time until a reply arrives.
+const REPLY_NS: u64 = 10_000;
+/// What the first answer and any other take if they are late: more than the profiler waits for them.
+const LATE_NS: [u64; 2] = [10_500_000_000, 5_500_000_000];
 /// What each answer of a slow stub takes.
 const SLOW_NS: u64 = 4_000_000;
 
@@ -166,6 +170,7 @@ impl Fake {
             received: Vec::new(),
             sent: VecDeque::new(),
             busy_ns: 0,
+            is_silent: false,
             torrent: None,
             is_closed: false,
             pieces: Rng::new(7),
@@ -183,7 +188,8 @@ impl Fake {
         let place = StubAddress::parse("simulated:1").unwrap();
         let connection =
             Connection { server: Rc::clone(&self.server), clock: self.clock.clone(), start: Instant::now() };
-        let attached = gdb::attach_over(Box::new(connection), &place, begin, Box::new(self.clock.clone()));
+        let attached =
+            gdb::attach_to_stream(Box::new(connection), &place, begin, Box::new(self.clock.clone()));
         attached.map_err(|error| error.to_string())
     }
 
@@ -203,8 +209,9 @@ struct Connection {
 impl StubStream for Connection {
     fn read(&mut self, into: &mut [u8], at_most: Duration) -> Result<usize, ConnectionError> {
         let until_ns = self.clock.now_ns() + at_most.as_nanos() as u64;
-        self.clock.advance(STEP_NS);
-        self.server.borrow_mut().reply(into, until_ns)
+        let read = self.server.borrow_mut().reply(into, until_ns);
+        self.clock.advance(POLL_NS);
+        read
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
@@ -216,16 +223,24 @@ impl StubStream for Connection {
     }
 }
 
+impl Drop for Connection {
+    /// What the stub has not read by now is lost, as when a socket is closed with unread input.
+    fn drop(&mut self) {
+        self.server.borrow_mut().is_closed = true;
+    }
+}
+
 struct Server {
     manner: Manner,
     fate: Fate,
     clock: FakeClock,
-    /// Bytes that are no whole packet yet.
+    /// Bytes that it has not read yet: it is busy, or they are no whole packet.
     received: Vec<u8>,
     /// Bytes that were sent, and when they arrive.
     sent: VecDeque<(u64, Vec<u8>)>,
-    /// It replies to nothing before this time.
+    /// It reads nothing before this time.
     busy_ns: u64,
+    is_silent: bool,
     /// What it sends without end, and where in it the next read begins.
     torrent: Option<(Vec<u8>, usize)>,
     is_closed: bool,
@@ -242,25 +257,44 @@ struct Server {
 }
 
 impl Server {
-    /// Reads what the profiler writes, unless it waits for its own bytes to be read.
     fn receive(&mut self, bytes: &[u8]) -> Result<(), ConnectionError> {
         if self.is_closed {
             return Err(ConnectionError::Closed);
         }
+        self.received.extend_from_slice(bytes);
+        self.work();
+        Ok(())
+    }
+
+    /// Handles what it has received, unless it is busy or waits for its own bytes to be read.
+    fn work(&mut self) {
         let mut received = std::mem::take(&mut self.received);
-        received.extend_from_slice(bytes);
         while !self.is_closed
             && self.torrent.is_none()
+            && self.busy_ns <= self.clock.now_ns()
             && let Some(body) = self.next_body(&mut received)
         {
             self.handle(&body);
         }
         self.received = received;
-        Ok(())
+    }
+
+    /// Works on until `until_ns`, or until something that it has sent arrives.
+    fn work_until(&mut self, until_ns: u64) {
+        loop {
+            self.work();
+            let arrives_ns = self.sent.front().map_or(u64::MAX, |(at_ns, _)| *at_ns);
+            let is_busy = self.busy_ns > self.clock.now_ns() && !self.received.is_empty();
+            if !is_busy || self.busy_ns > until_ns.min(arrives_ns) {
+                return;
+            }
+            self.clock.advance_to(self.busy_ns);
+        }
     }
 
     /// Bytes for the profiler, which waits for them until `until_ns`.
     fn reply(&mut self, into: &mut [u8], until_ns: u64) -> Result<usize, ConnectionError> {
+        self.work_until(until_ns);
         let Some((at_ns, mut bytes)) = self.sent.pop_front() else {
             return self.reply_without_end(into, until_ns);
         };
@@ -310,6 +344,10 @@ impl Server {
                         return None;
                     }
                     let body = bytes[1..end].to_vec();
+                    let sum = body.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+                    if bytes[end + 1..end + 3] != *format!("{sum:02x}").as_bytes() {
+                        self.fate.harm.push(format!("a wrong checksum of {}", body.escape_ascii()));
+                    }
                     bytes.drain(..end + 3);
                     if self.acks {
                         self.write(b"+");
@@ -320,6 +358,10 @@ impl Server {
                     bytes.remove(0);
                     let last = self.last.clone();
                     self.write(&last);
+                }
+                b'+' => {
+                    bytes.remove(0);
+                    self.fate.acks += 1;
                 }
                 _ => drop(bytes.remove(0)),
             }
@@ -488,8 +530,11 @@ impl Server {
                 wire[last] = if wire[last] == b'0' { b'1' } else { b'0' };
             }
             Wrong::Truncated(at) if is(at) => wire.truncate(1 + answer.len() / 2),
-            Wrong::Silent(at) if number >= at => return,
-            Wrong::Late(at) if is(at) => self.work_for(LATE_NS),
+            Wrong::Silent(at) if number >= at => {
+                self.is_silent = true;
+                return;
+            }
+            Wrong::Late(at) if is(at) => self.work_for(LATE_NS[usize::from(number > 0)]),
             Wrong::Closed(at) if is(at) => {
                 self.is_closed = true;
                 return;
@@ -520,13 +565,16 @@ impl Server {
         self.write(&wire);
     }
 
-    /// Replies to nothing for this time; requests that come meanwhile wait for it.
+    /// Is busy for this time; requests that come meanwhile wait for it.
     fn work_for(&mut self, time_ns: u64) {
         self.busy_ns = self.busy_ns.max(self.clock.now_ns()) + time_ns;
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        self.sent.push_back((self.busy_ns.max(self.clock.now_ns()) + STEP_NS, bytes.to_vec()));
+        if self.is_closed || self.is_silent || self.torrent.is_some() {
+            return;
+        }
+        self.sent.push_back((self.busy_ns.max(self.clock.now_ns()) + REPLY_NS, bytes.to_vec()));
     }
 }
 

@@ -13,8 +13,8 @@ use super::made_target::{ARM_WITHOUT_REGISTERS, CORTEX_M, X86_64};
 use super::{Rng, rounds};
 
 /// Longest visit: ten seconds for the first answer, five for any other, thirty for all answers of a description
-/// together, and twice five for detaching.
-const VISIT_NS_MAX: u64 = 55_000_000_000;
+/// together, two and five for detaching.
+const VISIT_NS_MAX: u64 = 52_000_000_000;
 
 /// Attaches, takes all stacks twice and leaves; what was said, and what became of the target.
 fn visit(manner: Manner) -> (Result<usize, String>, Fate) {
@@ -42,6 +42,7 @@ fn answers(manner: Manner) -> usize {
     let (stacks, fate) = visit(manner);
     assert_eq!(stacks, Ok(manner.threads.max(1)));
     assert!(fate.runs && fate.detached, "{fate:?}");
+    assert!(manner.no_ack || fate.acks > fate.answers, "{fate:?}");
     fate.answers
 }
 

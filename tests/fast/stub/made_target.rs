@@ -30,7 +30,7 @@ pub(super) const CORTEX_M_SYSTEM: &str = concat!(
 );
 pub(super) const ARM_WITHOUT_REGISTERS: &str = "<target><architecture>arm</architecture></target>";
 
-/// What debugserver says of its process and images; `IMAGES` is in place of the list of images.
+/// What debugserver says of its machine and its process.
 pub(super) const HOST_INFO: &str =
     "cputype:16777228;cpusubtype:2;ostype:macosx;vendor:apple;endian:little;ptrsize:8;";
 pub(super) const PROCESS_INFO: &str =

@@ -1,6 +1,10 @@
 //! Tests the source with real processes and rings that a test writes like the shim.
 #![allow(clippy::unwrap_used, unsafe_code)]
 
+use std::fs::File;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Child, Command};
 
 use super::*;
@@ -8,7 +12,7 @@ use crate::sources::heap::process::RingFiles;
 use crate::sources::heap::recorded_process::READ_BYTES_MAX;
 use crate::sources::heap::ring::AllocationRecord;
 use crate::sources::heap::ring::tests::{DATA_SIZE, RingWriter};
-use crate::sources::heap::shared_memory::{FREE_LENGTH, Kind, RING_PREFIX};
+use crate::sources::heap::shared_memory::{FREE_LENGTH, Kind, RING_PREFIX, RingHeader};
 use crate::sources::linux::heap::{LinuxProcess, process_of};
 
 const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0, records_mappings: false };
@@ -182,7 +186,7 @@ fn a_child_is_reported_from_its_ring_to_its_end_and_its_files_are_removed() {
 }
 
 /// Two processes, one after the other; the first freed so many blocks before its allocation.
-fn in_turn(frees: u64) -> (Recording, Vec<RingWriter>) {
+fn two_processes(frees: u64) -> (Recording, Vec<RingWriter>) {
     let recording = Recording::new();
     let now_ns = recording.source.main().process().ring_clock_ns();
     let data_size = (2 * frees * u64::from(FREE_LENGTH)).next_power_of_two().max(DATA_SIZE);
@@ -201,7 +205,7 @@ fn in_turn(frees: u64) -> (Recording, Vec<RingWriter>) {
 }
 
 /// Names of ends and allocations in the order in which the watermark releases them.
-fn released(recording: &mut Recording) -> Vec<String> {
+fn release_order(recording: &mut Recording) -> Vec<String> {
     let (mut waiting, mut names) = (Vec::new(), Vec::new());
     while names.iter().filter(|name| *name == "end").count() < 2 {
         let watermark_ns = recording.source.next_batch(u64::MAX, &mut waiting).unwrap().unwrap();
@@ -215,27 +219,53 @@ fn released(recording: &mut Recording) -> Vec<String> {
 
 #[test]
 fn the_end_of_a_process_is_processed_before_later_events_of_others() {
-    let (mut recording, _rings) = in_turn(0);
-    assert_eq!(released(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
+    let (mut recording, _rings) = two_processes(0);
+    assert_eq!(release_order(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
 }
 
 /// One read does not take all of a ring.
 #[test]
 fn events_of_a_full_ring_are_processed_before_later_events_of_others() {
-    let (mut recording, _rings) = in_turn(3 * READ_BYTES_MAX / u64::from(FREE_LENGTH));
-    assert_eq!(released(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
+    let (mut recording, _rings) = two_processes(3 * READ_BYTES_MAX / u64::from(FREE_LENGTH));
+    assert_eq!(release_order(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
+}
+
+#[test]
+fn a_ring_after_a_malformed_one_is_read_at_once_and_at_the_end() {
+    for drains in [false, true] {
+        let (mut recording, rings) = two_processes(0);
+        let path = &rings[0].path;
+        let later = path.with_extension("1");
+        std::fs::write(&later, std::fs::read(path).unwrap()).unwrap();
+        let put = |path: &Path, at: usize, bytes: &[u8]| {
+            let file = File::options().write(true).open(path).unwrap();
+            file.write_all_at(bytes, at as u64).unwrap();
+        };
+        put(&later, offset_of!(RingHeader, sequence), &1u32.to_ne_bytes());
+        put(path, offset_of!(RingHeader, data_size), &3u64.to_ne_bytes());
+        if drains {
+            recording.source.end();
+            let mut events = Vec::new();
+            while recording.source.next_batch(u64::MAX, &mut events).unwrap().is_some() {}
+            let allocations = events.iter().map(named).filter(|name| name.starts_with("allocation"));
+            assert_eq!(allocations.count(), 2);
+        } else {
+            let expected = ["allocation of 10", "end", "allocation of 20", "end"];
+            assert_eq!(release_order(&mut recording), expected);
+        }
+    }
 }
 
 /// Whoever may write to the directory can announce a ring that never begins.
 #[test]
 fn a_ring_without_content_does_not_hold_back_other_processes() {
-    let (mut recording, _rings) = in_turn(0);
+    let (mut recording, _rings) = two_processes(0);
     let place = recording.source.directory.path().to_owned();
     for sequence in [1, 2] {
         std::fs::write(place.join(format!("{RING_PREFIX}{}.{sequence}", std::process::id())), [0; 8192])
             .unwrap();
     }
-    assert_eq!(released(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
+    assert_eq!(release_order(&mut recording), ["allocation of 10", "end", "allocation of 20", "end"]);
 }
 
 #[test]
