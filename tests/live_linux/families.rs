@@ -157,7 +157,7 @@ fn ctrl_c_releases_all_processes() {
         wait_for("its children", || members(family.0.id()).len() == 3);
         let running = attach(family.0.id(), options);
         let all = members(family.0.id());
-        assert!(all.iter().all(|pid| tracer_of(*pid) != 0), "not all of {all:?} are traced");
+        wait_for(format!("all of {all:?} to be traced"), || all.iter().all(|pid| tracer_of(*pid) != 0));
         wait_for_more_cpu_time(all[1], Duration::from_millis(50));
         let recorded = running.interrupt();
         recorded.check(matches!(recorded.status.code(), Some(0 | 4)), "neither done nor empty");
