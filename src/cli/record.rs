@@ -102,18 +102,18 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         }
         None => report::summary(request, &recording, &names, &figures),
     }
-    let mut unwritten = outputs::report(failures);
+    let mut written = outputs::report(failures);
     if let Some(viewer_options) = &request.output.open {
         // Ctrl-C in the viewer ends the process before it returns.
-        if let Err(error) = &unwritten {
+        if let Err(error) = &written {
             messages::error(error);
-            unwritten = Err(Error::new(ErrorKind::Output, "not all outputs could be written, see above"));
+            written = Err(Error::new(ErrorKind::Output, "not all outputs could be written, see above"));
         }
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = presentation;
         open::show(saved, &page_title, source.as_deref(), code.as_ref(), viewer_options, request.verbosity)?;
     }
-    unwritten?;
+    written?;
     report::cut_short(&recording).map_or(Ok(()), Err)
 }
 

@@ -75,7 +75,7 @@ fn a_target_runs_while_the_profiler_is_suspended() {
         work();
         resume(&running, pid, options[0]);
         work();
-        // Now the profiler knows of it, however late it gets a CPU.
+        // The profiler has counted the work then, however late it gets a CPU.
         wait_for_ticks("the work", running.pid());
         suspend(&running, pid);
         work();

@@ -55,12 +55,15 @@ pub(crate) fn sources() -> &'static [&'static str] {
     }
 }
 
+/// A file that every suite on the machine can open, for the lock.
+const LOCK: &str = "/proc/version";
+
 pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
 /// A user without rights, with copies of the programs: the build directory may be closed to others. Used by
-/// one test at a time, of all that run on the machine: the kernel limits the memory of all rings of a user together, and a test changes
+/// one test on the machine at a time: the kernel limits the memory of all rings of a user together, and a test changes
 /// what users may sample.
 pub(crate) struct Somebody {
     dir: TempDir,
@@ -79,11 +82,11 @@ impl Somebody {
             not_here("there is no setpriv");
             return None;
         }
-        let one = File::open("/proc/version").unwrap();
+        let one = File::open(LOCK).unwrap();
         #[allow(unsafe_code)]
         // SAFETY: the descriptor is open.
         let locked = unsafe { libc::flock(one.as_raw_fd(), libc::LOCK_EX) };
-        assert_eq!(locked, 0, "/proc/version can be locked");
+        assert_eq!(locked, 0, "{LOCK} can be locked");
         let dir = TempDir::new().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
         Some(Somebody { dir, _one: one })

@@ -95,8 +95,8 @@ pub fn attach(
     Ok(target)
 }
 
-/// Describes the target of a simulated stub at the other end of a stream; `place` is its name in messages. `clock` and that of
-/// the stream show the same time.
+/// Describes the target of the stub at the other end of a stream, for stubs that are simulated; `place` is its name in
+/// messages. `clock` and that of the stream show the same time.
 ///
 /// # Errors
 /// See [`attach`].

@@ -129,7 +129,8 @@ impl<P: HeapProcess> RecordedProcess<P> {
         }
     }
 
-    /// Counts anew what its rings have: [`RecordedProcess::is_behind`] until that is read.
+    /// What its rings hold now is not known until they are read, and until that is read it
+    /// [`is_behind`](RecordedProcess::is_behind).
     pub(super) fn reset_unread(&mut self) {
         self.unread_bytes = None;
         self.is_next_due = self.ring.is_some() && !self.next.is_empty();
@@ -232,7 +233,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
             // A record that is reserved and not committed stops the read.
             Some(_) if read.bytes == 0 => 0,
             Some(0) => {
-                // Its program runs on, so that the next ring is not to be waited for.
+                // More was written after the listing: its program was not followed by another then.
                 self.is_next_due = false;
                 0
             }
@@ -266,21 +267,21 @@ impl<P: HeapProcess> RecordedProcess<P> {
         let (sequence, ring) = loop {
             let (sequence, path) =
                 self.next.first_key_value().map(|(sequence, path)| (*sequence, path.clone()))?;
-            let opened = Ring::open(&path);
-            if matches!(opened, Ok(None)) {
-                return None;
-            }
-            self.next.remove(&sequence);
-            match opened {
+            match Ring::open(&path) {
+                Ok(None) => return None,
                 // The process had no space for it, counted that, and removed it.
-                Err(RingError::System(error)) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(RingError::System(error)) if error.kind() == io::ErrorKind::NotFound => {}
                 Ok(Some(ring)) if (ring.header().pid, ring.header().sequence) == (pid, sequence) => {
                     break (sequence, ring);
                 }
-                Ok(_) | Err(_) => self.lost.malformed_rings += 1,
+                Ok(Some(_)) | Err(_) => {
+                    self.lost.malformed_rings += 1;
+                    self.sequence = Some(sequence);
+                }
             }
-            self.sequence = Some(sequence);
+            self.next.remove(&sequence);
         };
+        self.next.remove(&sequence);
         self.sequence = Some(sequence);
         let header = ring.header();
         self.is_forked = header.is_forked;

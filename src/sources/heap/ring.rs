@@ -115,7 +115,7 @@ pub struct Header {
 pub struct Progress {
     /// Bytes read.
     pub bytes: u64,
-    /// Bytes still available.
+    /// Bytes that can be read at once; 0 also before a record that is not committed.
     pub left: u64,
 }
 

@@ -130,7 +130,7 @@ pub(crate) struct Fate {
     pub(crate) answers: usize,
     /// Acknowledgements of them, and the one at the start.
     pub(crate) acks: usize,
-    /// Anything that writes memory or registers, or sets a breakpoint.
+    /// Packets with a wrong checksum, and anything that writes memory or registers, or sets a breakpoint.
     pub(crate) harm: Vec<String>,
     /// Signals that were passed on.
     pub(crate) delivered: Vec<u8>,
@@ -140,8 +140,9 @@ pub(crate) struct Fate {
 const POLL_NS: u64 = 1_000;
 /// Time until a reply arrives.
 const REPLY_NS: u64 = 10_000;
-/// What the first answer and any other take if they are late: more than the profiler waits for them.
-const LATE_NS: [u64; 2] = [10_500_000_000, 5_500_000_000];
+/// What late answers take, the first and any other: more than the 10 s and 5 s that the profiler waits for them.
+const LATE_FIRST_NS: u64 = 10_500_000_000;
+const LATE_NS: u64 = 5_500_000_000;
 /// What each answer of a slow stub takes.
 const SLOW_NS: u64 = 4_000_000;
 
@@ -224,7 +225,7 @@ impl StubStream for Connection {
 }
 
 impl Drop for Connection {
-    /// What the stub has not read by now is lost, as when a socket is closed with unread input.
+    /// What the stub has not read by now is lost: the worst that the close of a socket does.
     fn drop(&mut self) {
         self.server.borrow_mut().is_closed = true;
     }
@@ -240,6 +241,7 @@ struct Server {
     sent: VecDeque<(u64, Vec<u8>)>,
     /// It reads nothing before this time.
     busy_ns: u64,
+    /// It sends nothing more, not even acknowledgements.
     is_silent: bool,
     /// What it sends without end, and where in it the next read begins.
     torrent: Option<(Vec<u8>, usize)>,
@@ -298,7 +300,7 @@ impl Server {
         let Some((at_ns, mut bytes)) = self.sent.pop_front() else {
             return self.reply_without_end(into, until_ns);
         };
-        if at_ns > self.clock.now_ns().max(until_ns) {
+        if at_ns > until_ns {
             self.sent.push_front((at_ns, bytes));
             self.clock.advance_to(until_ns);
             return Ok(0);
@@ -344,8 +346,7 @@ impl Server {
                         return None;
                     }
                     let body = bytes[1..end].to_vec();
-                    let sum = body.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
-                    if bytes[end + 1..end + 3] != *format!("{sum:02x}").as_bytes() {
+                    if bytes[end + 1..end + 3] != *checksum(&body).as_bytes() {
                         self.fate.harm.push(format!("a wrong checksum of {}", body.escape_ascii()));
                     }
                     bytes.drain(..end + 3);
@@ -530,11 +531,8 @@ impl Server {
                 wire[last] = if wire[last] == b'0' { b'1' } else { b'0' };
             }
             Wrong::Truncated(at) if is(at) => wire.truncate(1 + answer.len() / 2),
-            Wrong::Silent(at) if number >= at => {
-                self.is_silent = true;
-                return;
-            }
-            Wrong::Late(at) if is(at) => self.work_for(LATE_NS[usize::from(number > 0)]),
+            Wrong::Silent(at) if is(at) => self.is_silent = true,
+            Wrong::Late(at) if is(at) => self.work_for(if number == 0 { LATE_FIRST_NS } else { LATE_NS }),
             Wrong::Closed(at) if is(at) => {
                 self.is_closed = true;
                 return;
@@ -579,8 +577,11 @@ impl Server {
 }
 
 fn packet(kind: char, body: &str) -> Vec<u8> {
-    // What would end or change the packet is escaped.
     let body = body.replace('}', "}]");
-    let sum = body.bytes().fold(0u8, |sum, byte| sum.wrapping_add(byte));
-    format!("{kind}{body}#{sum:02x}").into_bytes()
+    let sum = checksum(body.as_bytes());
+    format!("{kind}{body}#{sum}").into_bytes()
+}
+
+fn checksum(body: &[u8]) -> String {
+    format!("{:02x}", body.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)))
 }
