@@ -335,12 +335,21 @@ fn begin(place: &OutputPlace) -> std::result::Result<OutputSink, Problem> {
 /// # Errors
 /// [`ErrorKind::Output`]: it is closed, read-only, or full.
 pub fn check_stdout() -> Result<()> {
-    if startup::is_stdout_closed() {
-        let text = "cannot write standard output: it is closed; name a file";
-        return Err(Error::new(ErrorKind::Output, text));
-    }
+    check_stdout_is_open()?;
     let checked = open_file(STDOUT).map_err(Problem::from).and_then(|file| check_open_file(&file.into()));
     checked.map_err(|problem| problem.of_stream("standard output"))
+}
+
+/// Checks whether this process began with a standard output. What is written to a closed one is lost without an
+/// error: its descriptor was opened on /dev/null.
+///
+/// # Errors
+/// [`ErrorKind::Output`]: it is closed.
+pub fn check_stdout_is_open() -> Result<()> {
+    if !startup::is_stdout_closed() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Output, "cannot write standard output: it is closed; name a file"))
 }
 
 /// File descriptor of standard output.

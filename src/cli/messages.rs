@@ -38,6 +38,7 @@ pub fn block(text: &str) {
 /// # Errors
 /// One line: it cannot be written.
 pub fn result(text: &str) -> Result<()> {
+    file::check_stdout_is_open()?;
     let text = escape_lines(text);
     file::write_stream("standard output", &mut std::io::stdout().lock(), |out| out.write_all(text.as_bytes()))
 }

@@ -129,6 +129,8 @@ fn a_result_that_cannot_be_written_is_a_failure() {
         ["--version", "help", "render a.folded --top", "diff a.folded a.folded", "dump stacks --target sim:1"]
     {
         place.shell(&format!("\"$STACKPROF\" {command} > /dev/full")).fails_with(1, &[needle]);
+        let closed = place.shell(&format!("\"$STACKPROF\" {command} >&-"));
+        closed.fails_with(1, &["cannot write standard output: it is closed"]);
         // Whoever closes the pipe has read enough.
         place.shell(&format!("\"$STACKPROF\" {command} | true")).succeeds();
     }
