@@ -72,3 +72,7 @@ pub mod cli;
 #[cfg(test)]
 #[path = "../tests/support/cpu_time.rs"]
 mod cpu_time;
+/// What a test lacks.
+#[cfg(test)]
+#[path = "../tests/support/skip.rs"]
+mod skip;

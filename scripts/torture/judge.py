@@ -27,8 +27,8 @@ class Judge:
             self.faults = [fault for fault in self.faults if "without an end in sight" not in fault]
             if self.code in (101, -signal.SIGABRT, -signal.SIGKILL):
                 return
-        elif "panicked at" in text or self.code == 101:
-            self.faults.append("panic: " + text[max(0, text.find("panicked") - 30):][:300].replace("\n", " "))
+        elif "panicked at" in text or "fatal runtime error" in text or self.code == 101:
+            self.faults.append("panic: " + text[-300:].replace("\n", " "))
         if self.what.condition == "ignored-hup" and self.what.kind in ATTACH and self.code == 0 \
                 and {name for name, *_ in self.ending_sent} == {"HUP"} and self.took_s < self.what.seconds:
             self.faults.append(f"ended after {self.took_s:.2f} of {self.what.seconds} s by HUP, which it was started to ignore (nohup)")

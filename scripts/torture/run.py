@@ -12,7 +12,7 @@ import outputs
 import targets
 from folders import remove_all
 from judge import Judge
-from tries import ENDING, LAUNCH
+from tries import ENDING, HEAP, LAUNCH
 
 # All threads sleep, and none has been on a CPU for so long: it hangs.
 HANGS_S = 12
@@ -104,10 +104,10 @@ class Run(Judge):
             out = ["-o", "-"] + out[2:]
         if what.kind in ("record-perf", "record-ptrace"):
             return [program, "--source", what.kind[7:], "-p", str(self.target.pid), "-d", str(what.seconds), *options, *out]
-        if what.kind in LAUNCH:
+        if what.kind in (*LAUNCH, HEAP):
             self.shared = targets.Shared(os.path.join(self.files.work, "launched.map"))
-            return [program, "--source", what.kind[7:], *options, *out, "--",
-                    self.files.self_program, self.shared.path, "run", str(what.run_ms)]
+            by = ["heap"] if what.kind == HEAP else ["--source", what.kind[7:]]
+            return [program, *by, *options, *out, "--", self.files.self_program, self.shared.path, "run", str(what.run_ms)]
         if what.kind == "launch-names":
             return [program, *options, *out, "--", program, "render", self.files.big, "-q", "-o", "/dev/null", "--format", "svg"]
         if what.kind == "record-sim":
@@ -216,6 +216,8 @@ class Run(Judge):
                 if self.ended(min(left, 0.05)):
                     return False
             return not self.ended()
+        if trigger == "early":
+            return not self.ended(share * 0.012)
         if trigger == "start":
             return not self.ended(share * 0.03)
         if trigger == "after":

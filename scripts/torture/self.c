@@ -170,6 +170,24 @@ static void memory(void)
     seed += 977;
 }
 
+/* Blocks of many sizes keep what was written to them, also when they move. */
+static void blocks(void)
+{
+    static uint64_t seed;
+    uint64_t *kept[64];
+    for (size_t i = 0; i < 64; i++) {
+        size_t words = 1 + shuffle(1, ++seed) % 4096;
+        if (!(kept[i] = malloc(words * 8))) return;
+        kept[i][0] = seed;
+        if (i % 3 == 0 && !(kept[i] = realloc(kept[i], words * 24))) return;
+    }
+    for (size_t i = 0; i < 64; i++) {
+        expect(kept[i][0] == seed - 63 + i, "a block has another content");
+        free(kept[i]);
+    }
+    nap(500);
+}
+
 /* ---- waits that nothing interrupts: no signal is ever sent to these threads */
 
 static int last_wait;
@@ -508,7 +526,7 @@ static const struct activity {
     const char *name;
     void (*round)(void);
 } activities[] = {
-    { "registers", registers }, { "memory", memory }, { "waits", waits }, { "ping", ping }, { "pong", pong },
+    { "registers", registers }, { "memory", memory }, { "blocks", blocks }, { "waits", waits }, { "ping", ping }, { "pong", pong },
     { "queued", wait_for_queued }, { "handled", handle_in_read }, { "sender", send_signals }, { "timer", timer },
     { "posix-timer", posix_timer }, { "children", children }, { "threads", threads },
 };

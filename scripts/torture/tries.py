@@ -5,9 +5,10 @@ import random
 # Kind of a try; each has a line in the report.
 ATTACH = ("record-perf", "record-ptrace")
 LAUNCH = ("launch-perf", "launch-ptrace")
+HEAP = "launch-heap"
 KINDS = (
     *ATTACH, *LAUNCH, "render", "record-sim", *ATTACH, *LAUNCH, "diff", "dump-threads", *ATTACH, "gate", "dump-stacks",
-    "launch-names", *ATTACH, "render-stdin", "dump-images", *LAUNCH, "gate-baseline", "dump-symbols", "demo",
+    "launch-names", HEAP, *ATTACH, "render-stdin", HEAP, "dump-images", *LAUNCH, "gate-baseline", "dump-symbols", "demo",
 )
 ENDING = ("INT", "TERM", "HUP")
 FORMATS = ("out.svg", "out.folded", "out.pb.gz", "out.pprof", "out.speedscope.json", "out.firefox.json")
@@ -40,6 +41,8 @@ class Try:
                 self.options.append("--no-children")
             if self.kind == "record-perf" and "--idle" not in self.options and rng.random() < 0.2:
                 self.options.append("--off-cpu")
+        if self.kind == HEAP and rng.random() < 0.5:
+            self.options += ["--every", "1"]
         if rng.random() < 0.4:
             self.options.append("-q")
         self.run_ms = rng.choice((50, 200, 500))
@@ -75,8 +78,9 @@ class Try:
 
     def draw_signals(self, rng):
         """A list of (trigger, share, signal, whom): shares are of the expected length, or of the gap to the one before."""
-        trigger = rng.choice(("time", "time", "time", "start", "names", "new-file"))
-        whom = "group" if self.kind in LAUNCH and rng.random() < 0.15 else "profiler"
+        # "early": a command is being started, or is not yet.
+        trigger = rng.choice(("time", "time", "time", "start", "early", "early", "names", "new-file"))
+        whom = "group" if self.kind in (*LAUNCH, HEAP) and rng.random() < 0.15 else "profiler"
         pattern = rng.choice((
             ["KILL"], ["KILL"], ["TERM"], ["TERM"], ["INT"], ["INT"], ["HUP"], ["HUP"], ["TSTP", "CONT"], ["TSTP", "CONT"],
             ["STOP", "CONT"], ["QUIT"], [], "pair", "pair", "pair"))

@@ -6,7 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 
 use crate::programs::copy_program;
-use crate::support::{Place, can_trace, is_linux, is_root, run, skip};
+use crate::skip::skip;
+use crate::support::{Place, can_trace, is_linux, is_root, run};
 
 /// Runs `line`, which must neither leave a file nor run its command (`touch marker`).
 fn refused(line: &str, code: i32, needles: &[&str]) {

@@ -10,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 use stackprof::cli::args::completions::{commands, shells, without_command};
 
 use crate::programs::copy_program;
-use crate::support::{Place, is_linux, run, skip};
+use crate::skip::skip;
+use crate::support::{Place, is_linux, run};
 
 #[test]
 fn every_shell_gets_a_script_with_commands_options_and_words() {

@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 
-use crate::support::{Place, Run, is_root, run, skip};
+use crate::skip::skip;
+use crate::support::{Place, Run, is_root, run};
 
 const OTHER: u32 = 65_534;
 const FOLDED: &str = "work;main;read 100\nwork;main;parse 200\n";

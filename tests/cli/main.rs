@@ -26,6 +26,8 @@ mod recording;
 mod render;
 #[cfg(target_os = "linux")]
 mod signals;
+#[path = "../support/skip.rs"]
+mod skip;
 mod support;
 mod times;
 #[cfg(unix)]

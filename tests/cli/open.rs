@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 #[cfg(target_os = "linux")]
-use crate::support::skip;
+use crate::skip::skip;
 use crate::support::{Place, can_trace, is_root, run};
 use crate::viewer::Server;
 

@@ -6,7 +6,8 @@ use std::os::unix::fs::MetadataExt;
 
 use serde_json::Value;
 
-use crate::support::{Place, folded, is_root, skip, total};
+use crate::skip::skip;
+use crate::support::{Place, folded, is_root, total};
 
 /// The keys of `--stats`, in the documented order.
 const KEYS: [&str; 50] = [

@@ -1,5 +1,6 @@
 //! Runs the program in a temporary directory, and prints everything on an unexpected result.
 
+use crate::skip::skip;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
@@ -159,15 +160,6 @@ pub(crate) fn can_trace() -> bool {
         skip("there is no backend for this system");
     }
     known && tracing_refused().map(|why| skip(&why)).is_none()
-}
-
-/// Reports that something is not tested here; a failure if nothing may be skipped.
-pub(crate) fn skip(why: &str) {
-    let test = std::thread::current().name().unwrap_or_default().to_owned();
-    // Not `eprintln!`, which the test harness captures in a passing test.
-    let _ = writeln!(std::io::stderr(), "SKIP {test}: {}", why.trim());
-    let must = std::env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
-    assert!(!must, "STACKPROF_NO_SKIP is set, but: {why}");
 }
 
 pub(crate) fn is_root() -> bool {

@@ -3,7 +3,8 @@
 
 use std::os::unix::net::UnixListener;
 
-use crate::support::{Place, skip};
+use crate::skip::skip;
+use crate::support::Place;
 
 /// Error for files of /proc that cannot be written.
 #[cfg(target_os = "linux")]

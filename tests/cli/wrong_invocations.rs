@@ -10,7 +10,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use crate::programs::copy_program;
-use crate::support::{Place, is_linux, is_root, skip};
+use crate::skip::skip;
+use crate::support::{Place, is_linux, is_root};
 
 /// Creates the files used by the lines.
 fn prepare() -> Place {

@@ -9,6 +9,8 @@ use std::process::Command;
 use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::symbol::{ImageNames, Options, Style, name_addresses, sections};
 
+use crate::skip::{skip, skip_without};
+
 const SOURCE: &str = "
 static inline __attribute__((always_inline)) int add(int a, int b) { return a * 3 + b; }
 __attribute__((noinline)) static int work(int x) { return add(x, x + 1) ^ 5; }
@@ -161,9 +163,7 @@ fn reads_split_files_and_packages() {
     // DWARF 5.
     let (dir, _, _) = stripped(&["-gdwarf-4", "-gsplit-dwarf"]);
     if run(dir.path(), "dwp", &["-e", "a.out", "-o", "a.dwp"]).is_none() {
-        eprintln!("SKIP reads_split_files_and_packages: no dwp");
-        assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
-        return;
+        return skip_without("dwp");
     }
     let image = std::fs::read(dir.path().join("a.out")).unwrap();
     let package = std::fs::read(dir.path().join("a.dwp")).unwrap();
@@ -268,9 +268,7 @@ fn code_of_a_jit_compiler_is_named() {
     let output = command.current_dir(dir.path()).args(["-v", "-o", "-", "--", "./jit"]).output().unwrap();
     let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if !output.status.success() && said.contains("cannot") {
-        eprintln!("SKIP code_of_a_jit_compiler_is_named: {said}");
-        assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
-        return;
+        return skip(&said);
     }
     assert!(out.contains(";LazyCompile:*spin /a.js:3 "), "{out}{said}");
     assert!(!out.contains("LazyCompile:*old"), "{out}");
@@ -280,10 +278,10 @@ fn code_of_a_jit_compiler_is_named() {
     let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
 }
 
-/// Builds a dylib and its dSYM with LLVM's tools; the reason if one of them is missing.
-fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
+/// Builds a dylib and its dSYM with LLVM's tools; the name of one that is missing.
+fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), &'static str> {
     std::fs::write(dir.join("a.c"), SOURCE.replace("int main", "int entry")).unwrap();
-    let steps: [(&str, &[&str]); 3] = [
+    let steps: [(&'static str, &[&str]); 3] = [
         ("clang-19", &["-target", "arm64-apple-macos11", "-O2", "-g", "-c", "a.c", "-o", "a.o"]),
         (
             "ld64.lld-19",
@@ -292,7 +290,7 @@ fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
         ("dsymutil-19", &["a.dylib"]),
     ];
     for (program, args) in steps {
-        run(dir, program, args).ok_or_else(|| format!("no {program}"))?;
+        run(dir, program, args).ok_or(program)?;
     }
     let read = |path: &str| std::fs::read(dir.join(path)).unwrap();
     Ok((read("a.dylib"), read("a.dylib.dSYM/Contents/Resources/DWARF/a.dylib")))
@@ -303,11 +301,7 @@ fn a_dsym_next_to_the_binary_is_used_if_its_uuid_matches() {
     let dir = tempfile::tempdir().unwrap();
     let (image, dsym) = match dylib_with_dsym(dir.path()) {
         Ok(made) => made,
-        Err(why) => {
-            eprintln!("SKIP a_dsym_next_to_the_binary_is_used_if_its_uuid_matches: {why}");
-            assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
-            return;
-        }
+        Err(program) => return skip_without(program),
     };
     let path = "/Users/x/a.dylib.dSYM/Contents/Resources/DWARF/a.dylib".to_owned();
     let all = sections::all(&image).unwrap();

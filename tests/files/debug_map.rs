@@ -13,6 +13,8 @@ use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::sources::LocalFiles;
 use stackprof::symbol::{ImageNames, Options, Style, name_addresses, sections};
 
+use crate::skip::skip_without;
+
 const A: &str = "
 static inline __attribute__((always_inline)) int add(int a, int b) { return a * 3 + b; }
 __attribute__((noinline)) static int work(int x) { return add(x, x + 1) ^ 5; }
@@ -50,11 +52,6 @@ fn run(dir: &Path, program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).current_dir(dir).args(args).output().ok()?;
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-fn skip(test: &str, why: &str) {
-    eprintln!("SKIP {test}: {why}");
-    assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
 }
 
 struct Built {
@@ -157,15 +154,15 @@ fn symbolizer(built: &Built) -> Option<Vec<Vec<(String, String)>>> {
 fn compare(test: &str, cpu: &str, flags: &[&str], relative: bool) {
     let mut built = match build(cpu, flags, relative) {
         Ok(built) => built,
-        Err(tool) => return skip(test, &format!("no {tool}")),
+        Err(tool) => return skip_without(tool),
     };
     let prefix = format!("{}/", built.dir.path().canonicalize().unwrap().display());
     let dsymutil = ["ab.dylib", "--oso-prepend-path", &prefix];
     let dsymutil = if relative { &dsymutil[..] } else { &dsymutil[..1] };
     if run(built.dir.path(), "dsymutil-19", dsymutil).is_none() {
-        return skip(test, "no dsymutil-19");
+        return skip_without("dsymutil-19");
     }
-    let Some(expected) = symbolizer(&built) else { return skip(test, "no llvm-symbolizer-19") };
+    let Some(expected) = symbolizer(&built) else { return skip_without("llvm-symbolizer-19") };
     std::fs::remove_dir_all(built.dir.path().join("ab.dylib.dSYM")).unwrap();
     date(&mut built.image, LINKED_S);
     let a = built.dir.path().canonicalize().unwrap().join("a.o").to_str().unwrap().to_owned();
@@ -206,7 +203,7 @@ fn changed_object_files_are_refused_with_the_reason() {
     let mut built = match build("arm64", &[], false) {
         Ok(built) => built,
         Err(tool) => {
-            return skip("changed_object_files_are_refused_with_the_reason", &format!("no {tool}"));
+            return skip_without(tool);
         }
     };
     let inlined = |answer: &ImageNames, name: &str| {
@@ -252,12 +249,12 @@ fn stubs_of_mach_o_are_named_after_their_targets() {
         let built = match build(cpu, &[], false) {
             Ok(built) => built,
             Err(tool) => {
-                return skip("stubs_of_mach_o_are_named_after_their_targets", &format!("no {tool}"));
+                return skip_without(tool);
             }
         };
         let args = ["--macho", "--indirect-symbols", "ab.dylib"];
         let Some(listed) = run(built.dir.path(), "llvm-objdump-19", &args) else {
-            return skip("stubs_of_mach_o_are_named_after_their_targets", "no llvm-objdump-19");
+            return skip_without("llvm-objdump-19");
         };
         // `Indirect symbols for (__TEXT,__stubs) 3 entries`, then address, index and name.
         let stubs = listed.split("Indirect symbols for ").find(|part| part.starts_with("(__TEXT,__stubs)"));

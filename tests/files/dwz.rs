@@ -37,9 +37,7 @@ fn run(dir: &Path, program: &str, args: &[&str]) {
 
 /// Two programs with common source; false without `dwz`.
 fn build(dir: &Path, version: &str) -> bool {
-    if Command::new("dwz").arg("--version").output().is_err() {
-        eprintln!("SKIP dwz: it is not installed; try `apt-get install dwz`");
-        assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
+    if crate::skip::installed(&["dwz"]).is_none() {
         return false;
     }
     for (name, text) in [("shared.h", SHARED), ("first.c", FIRST), ("second.c", SECOND)] {

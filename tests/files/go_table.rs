@@ -45,9 +45,7 @@ fn compare<C: Columns>(bytes: &[u8]) -> (usize, Vec<String>) {
 
 #[test]
 fn the_table_of_go_agrees_with_debug_frame() {
-    if Command::new("go").arg("version").output().is_err() {
-        eprintln!("SKIP go_table: there is no go; try `apt-get install golang-go`");
-        assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
+    if crate::skip::installed(&["go"]).is_none() {
         return;
     }
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go_table");

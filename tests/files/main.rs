@@ -6,6 +6,8 @@
 #[cfg(target_os = "linux")]
 #[path = "../support/seeds.rs"]
 mod seeds;
+#[path = "../support/skip.rs"]
+mod skip;
 
 mod debug_files;
 mod debug_map;

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::gdb_stub::{OFTEN, Stub, free_port, is_listening, program, record};
-use crate::support::{Recorded, Stack, live, made, record_until, rounds, stackprof, wait_for};
+use crate::gdb_stub::{OFTEN, Stub, free_port, is_listening, record};
+use crate::support::{Recorded, Stack, installed, live, made, record_until, rounds, stackprof, wait_for};
 
 const LEAVES: [&str; 4] = ["leaf_40", "leaf_30", "leaf_20", "leaf_10"];
 
@@ -15,7 +15,7 @@ const LEAVES: [&str; 4] = ["leaf_40", "leaf_30", "leaf_20", "leaf_10"];
 pub(crate) fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
     let needed: &[&str] = if compiler == "gcc" { &["arm-none-eabi-gcc"] } else { &["clang-19", "ld.lld-19"] };
     for name in needed {
-        program(&[name])?;
+        installed(&[name])?;
     }
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/boards/build.sh");
     let elf = made(&format!("{board}-{compiler}{}.elf", flags.concat()), |elf| {
@@ -35,7 +35,7 @@ fn board(machine: &str, firmware: &Path) -> Option<Stub> {
 
 /// A board without audio.
 pub(crate) fn silent_board(machine: &str, firmware: &Path, options: &[&str]) -> Option<Stub> {
-    let emulator = program(&["qemu-system-arm"])?;
+    let emulator = installed(&["qemu-system-arm"])?;
     // Boards with audio use the host's; the option to disable it has changed.
     let version = Command::new(&emulator).arg("--version").output().unwrap().stdout;
     let version = String::from_utf8_lossy(&version);
@@ -49,7 +49,7 @@ pub(crate) fn silent_board(machine: &str, firmware: &Path, options: &[&str]) -> 
 
 /// A board of this emulator with firmware.
 fn board_of(emulator: &str, options: &[&str], firmware: &Path) -> Option<Stub> {
-    let mut command = Command::new(program(&[emulator])?);
+    let mut command = Command::new(installed(&[emulator])?);
     let port = free_port();
     command.args(options).args(["-nic", "none", "-display", "none", "-monitor", "none", "-serial", "none"]);
     command.args(["-gdb", &format!("tcp:127.0.0.1:{port}"), "-kernel"]).arg(firmware);
@@ -193,7 +193,7 @@ fn complete_stacks_of_boards_are_correct() {
 
 /// The firmware of `tests/fixtures/board`; `None`, after a message, without its compiler.
 fn firmware_of_aarch64(name: &str, flags: &[&str]) -> Option<PathBuf> {
-    let (clang, lld) = (program(&["clang-19"])?, program(&["ld.lld-19"])?);
+    let (clang, lld) = (installed(&["clang-19"])?, installed(&["ld.lld-19"])?);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/board");
     let run = |command: &mut Command| {
         let output = command.output().unwrap();

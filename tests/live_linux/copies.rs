@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::support::{
-    Recorded, Stack, compile, launch, live, made, not_here, record_until, sampled, sources,
+    Recorded, Stack, compile, installed, launch, live, made, not_here, record_until, sampled, sources,
 };
 
 /// A case: its program, a condition for each complete stack, and one for the expected stack.
@@ -190,16 +190,10 @@ fn callers_of_unusual_frames_are_found() {
 }
 
 fn musl() -> Option<PathBuf> {
-    let compiler = "musl-gcc";
-    if Command::new(compiler).arg("--version").output().is_err() {
-        let must = std::env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
-        assert!(!must, "STACKPROF_NO_SKIP is set, but there is no {compiler}");
-        not_here(&format!("there is no {compiler}"));
-        return None;
-    }
+    let compiler = installed(&["musl-gcc"])?;
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sorting.c");
     let built = made("sorting_musl", |into| {
-        let mut build = Command::new(compiler);
+        let mut build = Command::new(&compiler);
         let output =
             build.args(["-O2", "-static", "-o"]).arg(into).arg(&source).arg("-pthread").output().unwrap();
         assert!(output.status.success(), "{build:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -9,26 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::support::{
-    Fixture, Random, Recorded, Stack, assert_untouched, fixture, kill, live, not_here, proc_status,
-    record_by, record_until, rounds, stackprof, wait_for, wait_for_more_cpu_time,
+    Fixture, Random, Recorded, Stack, assert_untouched, fixture, installed, kill, live, not_here,
+    proc_status, record_by, record_until, rounds, stackprof, wait_for, wait_for_more_cpu_time,
 };
 
 const DEPTH: usize = 20;
-
-/// The first of these programs that is installed; `None`, after a message, without any. With
-/// `STACKPROF_NO_SKIP=1` that is a failure instead.
-pub(crate) fn program(names: &[&str]) -> Option<PathBuf> {
-    let paths = env::var_os("PATH").unwrap_or_default();
-    let places = || env::split_paths(&paths);
-    let found =
-        names.iter().find_map(|name| places().map(|place| place.join(name)).find(|path| path.is_file()));
-    if found.is_none() {
-        let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
-        assert!(!must, "STACKPROF_NO_SKIP is set, but there is no {}", names[0]);
-        not_here(&format!("there is no {}", names[0]));
-    }
-    found
-}
 
 /// With the default budget, slow stops, as on a busy machine, leave few samples. These programs may be
 /// stopped for long.
@@ -43,7 +28,7 @@ pub(crate) struct Stub {
 impl Stub {
     /// gdbserver, attached to a process.
     pub(crate) fn gdbserver(pid: u32) -> Option<Stub> {
-        let mut command = Command::new(program(&["gdbserver"])?);
+        let mut command = Command::new(installed(&["gdbserver"])?);
         command.args(["--attach", "127.0.0.1:0", &pid.to_string()]);
         let mut child =
             command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -57,7 +42,7 @@ impl Stub {
 
     /// lldb-server, attached to a process.
     fn lldb_server(pid: u32) -> Option<Stub> {
-        let mut command = Command::new(program(&["lldb-server", "lldb-server-19"])?);
+        let mut command = Command::new(installed(&["lldb-server", "lldb-server-19"])?);
         let port = free_port();
         let place = format!("127.0.0.1:{port}");
         command.args(["gdbserver", &place, "--attach", &pid.to_string()]);
@@ -125,14 +110,16 @@ fn a_program_behind_a_stub_is_walked_and_continues() {
     if !live() {
         return;
     }
-    for (name, stub_of) in
-        [("gdbserver", Stub::gdbserver as fn(u32) -> Option<Stub>), ("lldb-server", Stub::lldb_server)]
-    {
+    for (names, stub_of) in [
+        (&["gdbserver"][..], Stub::gdbserver as fn(u32) -> Option<Stub>),
+        (&["lldb-server", "lldb-server-19"], Stub::lldb_server),
+    ] {
+        let (name, Some(_)) = (names[0], installed(names)) else { continue };
         for signal in ["INT", "TERM", "HUP"] {
             let mut target = Fixture::start("shares", ["600", "20"]);
             target.line("ready");
             check(&format!("{name}, SIG{signal}"), || {
-                let Some(stub) = stub_of(target.pid()) else { panic!("no {name}") };
+                let stub = stub_of(target.pid()).expect("it is installed");
                 let mut command = stackprof();
                 command.args(["--gdb", &stub.place]);
                 let running = record_by(command, OFTEN);
@@ -145,7 +132,7 @@ fn a_program_behind_a_stub_is_walked_and_continues() {
             });
         }
     }
-    let Some(gdbserver) = program(&["gdbserver"]) else { return };
+    let Some(gdbserver) = installed(&["gdbserver"]) else { return };
     let place = format!("|{} - {} 0.3 20", gdbserver.display(), fixture("shares").display());
     // To the end of the program, with its output discarded.
     check("a command", || record(&place, OFTEN));
@@ -212,8 +199,8 @@ fn stacks_match_gdb_at_the_same_stop() {
     if !live() {
         return;
     }
-    let Some(gdb) = program(&["gdb"]) else { return };
-    if program(&["gdbserver"]).is_none() {
+    let Some(gdb) = installed(&["gdb"]) else { return };
+    if installed(&["gdbserver"]).is_none() {
         return;
     }
     let mut random = Random::from_environment();

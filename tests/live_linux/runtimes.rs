@@ -11,21 +11,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Stack, attach, compile, launch, live, made, not_here, record_until, sources, wait_for_cpu_time,
+    Fixture, Stack, attach, compile, installed, launch, live, made, record_until, sources, wait_for_cpu_time,
 };
-
-/// An installed program by name; `None`, after a message, without it. With `STACKPROF_NO_SKIP=1` that is a
-/// failure instead.
-fn program(name: &str) -> Option<PathBuf> {
-    let paths = env::var_os("PATH").unwrap_or_default();
-    let found = env::split_paths(&paths).map(|directory| directory.join(name)).find(|path| path.is_file());
-    if found.is_none() {
-        let must = env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
-        assert!(!must, "STACKPROF_NO_SKIP is set, but there is no {name}");
-        not_here(&format!("there is no {name}"));
-    }
-    found
-}
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -47,7 +34,7 @@ fn goroutines_are_walked_to_their_start() {
     if !live() {
         return;
     }
-    let Some(go) = program("go") else { return };
+    let Some(go) = installed(&["go"]) else { return };
     // Stripped, as programs are distributed, only Go's own table has the names and frame sizes of functions.
     let stripped = built("goroutines_stripped", |into| {
         let mut build = Command::new(go);
@@ -90,7 +77,7 @@ fn complete_stacks_of_java_and_mono_lack_no_caller() {
     if !live() {
         return;
     }
-    let (Some(java), Some(javac)) = (program("java"), program("javac")) else { return };
+    let (Some(java), Some(javac)) = (installed(&["java"]), installed(&["javac"])) else { return };
     let classes = TempDir::new().unwrap();
     let mut build = Command::new(javac);
     let output = build.arg("-d").arg(classes.path()).arg(fixture("Rounds.java")).output().unwrap();
@@ -134,7 +121,7 @@ fn complete_stacks_of_java_and_mono_lack_no_caller() {
 
 fn check_mono() {
     const MADE: &str = "[mono jit]";
-    let (Some(mono), Some(mcs)) = (program("mono"), program("mcs")) else { return };
+    let (Some(mono), Some(mcs)) = (installed(&["mono"]), installed(&["mcs"])) else { return };
     let built = built("Rounds.exe", |into| {
         let mut build = Command::new(mcs);
         build.arg(format!("-out:{}", into.display())).arg(fixture("Rounds.cs"));

@@ -3,3 +3,6 @@
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod exactness;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[path = "../support/skip.rs"]
+mod skip;

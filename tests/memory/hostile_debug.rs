@@ -15,6 +15,7 @@ use stackprof::symbol::{Options, Style, jit, jitdump, name_addresses};
 
 use crate::memory;
 use crate::seeds;
+use crate::skip::{skip, skip_without};
 use stackprof::rng::Rng;
 
 /// Memory for each byte of a file and of what it unpacks to, and for any file.
@@ -182,8 +183,7 @@ fn damaged_packed_dwarf() {
         let bytes = std::fs::read(dir.path().join("packed")).unwrap();
         mutate("damaged_packed_dwarf", 150, &dir, bytes, true);
     } else {
-        eprintln!("SKIP damaged_packed_dwarf: no objcopy here knows zstd");
-        assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
+        skip("no objcopy here knows zstd");
     }
 }
 
@@ -250,11 +250,6 @@ fn run_if_there(dir: &Path, program: &str, args: &[&str]) -> Option<()> {
     Some(())
 }
 
-fn skip(test: &str, why: &str) {
-    eprintln!("SKIP {test}: {why}");
-    assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
-}
-
 /// A Mach-O library and the files with its DWARF: an object file, and one in an archive.
 fn with_debug_map(dir: &Path) -> Option<(Vec<u8>, InMemory)> {
     std::fs::write(dir.join("a.c"), SOURCE).unwrap();
@@ -283,7 +278,7 @@ fn damaged_debug_maps() {
     let _alone = memory::alone();
     let dir = tempfile::tempdir().unwrap();
     let Some((image, files)) = with_debug_map(dir.path()) else {
-        return skip("damaged_debug_maps", "LLVM's tools for macOS are not installed");
+        return skip_without("ld64.lld-19");
     };
     let all = sections::all(&image).unwrap();
     let code = all.iter().find(|section| section.name == "__text").unwrap();
@@ -317,7 +312,7 @@ fn damaged_common_files() {
         std::fs::copy(dir.path().join("a.out"), dir.path().join("b.out")).unwrap();
         let args = [flags, &["-m", "common", "a.out", "b.out"]].concat();
         if run_if_there(dir.path(), "dwz", &args).is_none() {
-            return skip("damaged_common_files", "no dwz");
+            return skip_without("dwz");
         }
         let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
         let (bytes, common) = (read("a.out"), read("common"));

@@ -6,6 +6,8 @@
 mod memory;
 #[path = "../support/seeds.rs"]
 mod seeds;
+#[path = "../support/skip.rs"]
+mod skip;
 
 mod hostile_debug;
 mod hostile_macho_unwind;

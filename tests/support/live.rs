@@ -30,6 +30,8 @@ mod recorded;
 mod rights;
 #[path = "rounds.rs"]
 mod rounds;
+#[path = "skip.rs"]
+mod skip;
 
 pub(crate) use made::made;
 pub(crate) use programs::{copy_program, write_script};
@@ -38,6 +40,7 @@ pub(crate) use random::Random;
 pub(crate) use recorded::{Recorded, Stack};
 pub(crate) use rights::{Somebody, is_root, live, sampled, sources};
 pub(crate) use rounds::rounds;
+pub(crate) use skip::{installed, not_here, skip, skip_without};
 
 /// Longer than anything here takes, even on a busy machine. A passing test never waits this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -57,11 +60,6 @@ const FLAGS: [&str; 7] = [
     "-Wall",
     "-Wextra",
 ];
-
-/// Reports that a test does not apply to this machine, regardless of the environment.
-pub(crate) fn not_here(reason: &str) {
-    println!("SKIP {reason}");
-}
 
 /// Compiles `tests/fixtures/NAME.c` with the usual flags.
 pub(crate) fn fixture(name: &str) -> PathBuf {

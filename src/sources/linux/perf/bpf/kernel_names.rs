@@ -135,7 +135,6 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::print_stdout)] // a skip has a reason
     fn names_are_those_of_the_list() {
         let list = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
         // By address: all names of each.
@@ -158,8 +157,8 @@ mod tests {
         let starts: Vec<u64> = symbols.keys().copied().step_by(97).take(1000).collect();
         let names = match of(&starts) {
             Ok(names) if !starts.is_empty() => names,
-            Ok(_) => return println!("SKIP names_are_those_of_the_list: the list is hidden"),
-            Err(error) => return println!("SKIP names_are_those_of_the_list: bpf: {error}"),
+            Ok(_) => return crate::skip::not_here("the list of the kernel's symbols is hidden"),
+            Err(error) => return crate::skip::not_here(&format!("bpf: {error}")),
         };
         for (start, name) in starts.iter().zip(names) {
             let name = name.unwrap();
