@@ -151,7 +151,7 @@ fn symbolizer(built: &Built) -> Option<Vec<Vec<(String, String)>>> {
     Some(output.trim_end().split("\n\n").map(block).collect())
 }
 
-fn compare(test: &str, cpu: &str, flags: &[&str], relative: bool) {
+fn compare(cpu: &str, flags: &[&str], relative: bool) {
     let mut built = match build(cpu, flags, relative) {
         Ok(built) => built,
         Err(tool) => return skip_without(tool),
@@ -188,12 +188,7 @@ fn compare(test: &str, cpu: &str, flags: &[&str], relative: bool) {
 fn object_files_have_the_same_information_as_the_dsym() {
     for cpu in ["arm64", "x86_64"] {
         for flags in [["-gdwarf-4"], ["-gdwarf-5"]] {
-            compare(
-                "object_files_have_the_same_information_as_the_dsym",
-                cpu,
-                &flags,
-                cpu == "arm64" && flags == ["-gdwarf-5"],
-            );
+            compare(cpu, &flags, cpu == "arm64" && flags == ["-gdwarf-5"]);
         }
     }
 }
