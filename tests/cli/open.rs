@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 #[cfg(target_os = "linux")]
+use crate::programs::kill;
 use crate::skip::skip;
 use crate::support::{Place, can_trace, is_root, run};
 use crate::viewer::Server;
@@ -175,9 +176,7 @@ fn the_server_ends_when_idle_and_on_ctrl_c() {
     let server = start(&place, "a.pb.gz", &["--timeout", "0"]);
     assert_eq!(server.get("profile.json").status, 200);
     let mut open = server.connect();
-    let mut command = Command::new("kill");
-    command.args(["-INT", &server.pid().to_string()]);
-    run(command).succeeds();
+    kill("INT", server.pid());
     assert_eq!(server.wait().signal(), Some(2));
     let _ = open.read(&mut [0]);
 }
@@ -197,9 +196,7 @@ fn a_new_recording_can_be_opened() {
     let saved = start(&place, "a.pb.gz", &[]);
     let names = |profile: Value| profile["shared"]["frames"].clone();
     assert_eq!(names(served.json()), names(saved.get("profile.speedscope.json").json()));
-    let mut command = Command::new("kill");
-    command.args(["-TERM", &server.pid().to_string()]);
-    run(command).succeeds();
+    kill("TERM", server.pid());
     assert_eq!(server.wait().signal(), Some(15));
 }
 

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::programs::kill;
 use crate::support::{Place, Run, busy, can_trace, folded, total};
 
 #[test]
@@ -101,13 +102,9 @@ fn the_first_interrupt_ends_the_recording_and_writes_it() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    let kill = |signal: &str, pid: &str| {
-        let status = Command::new("kill").args([signal, pid]).status().unwrap();
-        assert!(status.success(), "kill {signal} {pid}");
-    };
-    kill("-INT", &child.id().to_string());
+    kill("INT", child.id());
     let run = Run::new("an endless command, interrupted".to_owned(), child.wait_with_output().unwrap());
-    kill("-KILL", line.trim());
+    kill("KILL", line.trim());
     let run = run.succeeds();
     assert!(run.stderr.contains("  wrote     a.folded\n"), "{run}");
     let stats: Value = serde_json::from_str(&place.read("s.json")).unwrap();

@@ -1,5 +1,6 @@
 //! Signals to the profiler without a target: INT, TERM and HUP end it whatever it waits for.
 
+use crate::programs::kill;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
@@ -30,8 +31,7 @@ impl Guard {
     }
 
     fn send(&self, signal: &str) {
-        let pid = self.0.id().to_string();
-        assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+        kill(signal, self.0.id());
     }
 
     fn end(&mut self) -> ExitStatus {

@@ -203,10 +203,7 @@ fn check_job() {
     wait_for("the command", || children().len() == 1);
     let pid = children()[0];
     wait_for_ticks("the command", profiler.pid());
-    let group = |signal: &str, leader: u32| {
-        let status = Command::new("kill").args([&format!("-{signal}"), "--", &format!("-{leader}")]).status();
-        assert!(status.unwrap().success());
-    };
+    let group = |signal: &str, leader: u32| kill(signal, format!("-{leader}"));
     group("TSTP", profiler.pid());
     wait_suspended(profiler.pid());
     wait_for("the command to be let go", || tracer_of(pid) == 0);

@@ -85,7 +85,7 @@ struct Child(u32);
 
 impl Drop for Child {
     fn drop(&mut self) {
-        let _ = Command::new("kill").arg("-KILL").arg(self.0.to_string()).output();
+        let _ = Command::new("sh").args(["-c", "kill -KILL $0", &self.0.to_string()]).output();
     }
 }
 

@@ -34,7 +34,7 @@ mod rounds;
 mod skip;
 
 pub(crate) use made::made;
-pub(crate) use programs::{copy_program, write_script};
+pub(crate) use programs::{copy_program, kill, write_script};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use random::Random;
 pub(crate) use recorded::{Recorded, Stack};
@@ -115,12 +115,6 @@ pub(crate) fn wait_for(what: impl Display, mut condition: impl FnMut() -> bool) 
 /// A named pipe.
 pub(crate) fn make_fifo(path: &Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
-}
-
-/// `kill -SIGNAL PID`.
-pub(crate) fn kill(signal: &str, pid: u32) {
-    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().unwrap();
-    assert!(status.success(), "kill -{signal} {pid}");
 }
 
 /// A line of /proc/PID/status; `None` if the process is gone.

@@ -23,3 +23,12 @@ pub(crate) fn write_script(path: &Path, text: &str, mode: u32) {
     copy_program(beside.path(), path);
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
+
+/// Sends a signal (`INT`) to a process, or to a group by its negative number. By the shell's own `kill`: not every
+/// system has the program.
+#[track_caller]
+pub(crate) fn kill(signal: &str, to: impl std::fmt::Display) {
+    let to = to.to_string();
+    let sent = Command::new("sh").args(["-c", "kill -s \"$0\" -- \"$1\"", signal, &to]).status().unwrap();
+    assert!(sent.success(), "kill -s {signal} -- {to}");
+}

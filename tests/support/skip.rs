@@ -10,11 +10,12 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// Programs that tests run, and the Debian package of each whose name differs.
-const PACKAGES: [(&str, &str); 22] = [
+const PACKAGES: [(&str, &str); 23] = [
     ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf libc6-dev-armhf-cross"),
     ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi"),
     ("arm-none-eabi-nm", "binutils-arm-none-eabi"),
     ("arm-none-eabi-objcopy", "binutils-arm-none-eabi"),
+    ("c++", "g++"),
     ("clang", "clang-19"),
     ("dsymutil-19", "llvm-19"),
     ("dwp", "binutils"),
