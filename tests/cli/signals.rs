@@ -1,6 +1,5 @@
 //! Signals to the profiler without a target: INT, TERM and HUP end it whatever it waits for.
 
-use crate::programs::kill;
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
@@ -8,6 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use tempfile::TempDir;
+
+use crate::programs::kill;
 
 const ENDING: [(&str, i32); 3] = [("INT", 2), ("TERM", 15), ("HUP", 1)];
 
