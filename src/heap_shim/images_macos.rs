@@ -6,11 +6,12 @@
 #![allow(unsafe_code)]
 
 use super::process;
+use super::shared_memory::image_list;
 use super::shared_memory::image_line::{CACHE, LOADED, PATH_MAX, UNLOADED};
 use super::system;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 /// Size of the memory for lines: some ten thousand images. Pages that are not used take no memory.
 const SIZE: usize = 4 << 20;
@@ -215,8 +216,23 @@ extern "C" fn unloaded(header: &Header, _: isize) {
     if let Some(mut line) = Line::new(UNLOADED, UNLOADED_LENGTH) {
         line.number(core::ptr::from_ref(header) as u64, 16);
         line.commit();
+        // dyld unmaps it after this call.
+        UNLOADS.fetch_add(1, Ordering::SeqCst);
         process::append_images();
     }
+}
+
+/// Lines of unloaded images.
+static UNLOADS: AtomicU32 = AtomicU32::new(0);
+
+/// Images that have been unloaded.
+pub fn begun() -> u32 {
+    UNLOADS.load(Ordering::Acquire)
+}
+
+/// `Allocation::images` of an allocation now.
+pub fn images(_tid: u32) -> u32 {
+    image_list::encode(begun(), false)
 }
 
 /// What load commands say of an image.

@@ -16,6 +16,7 @@
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
 //! images      the image list                                                                  (macOS)
 //! mappings    anonymous mappings (Linux)
+//! unloads     image lists before libraries are unloaded (Linux)
 //! ```
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -60,6 +61,8 @@ mod ring;
 mod sample;
 #[allow(dead_code)] // each of the two programs uses a part
 mod shared_memory;
+#[cfg(not(target_vendor = "apple"))]
+mod unloads;
 
 /// Nothing here panics, and malloc cannot report a panic: the thread stops at once.
 #[panic_handler]

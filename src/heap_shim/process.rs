@@ -10,6 +10,10 @@ use super::interval::{Random, draw};
 #[cfg(not(target_vendor = "apple"))]
 use super::mappings::MappingTable;
 use super::ring::Ring;
+#[cfg(target_vendor = "apple")]
+use super::images::begun;
+#[cfg(not(target_vendor = "apple"))]
+use super::unloads::begun;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
@@ -381,6 +385,8 @@ impl Settings {
             // In a child of fork, which has no other thread: locks of the parent's threads are
             // free.
             BUFFERS_ARE_USED.store(false, Ordering::Relaxed);
+            #[cfg(not(target_vendor = "apple"))]
+            super::unloads::begin_child();
             // A saturated counter also marks blocks allocated before the allocator was looked up.
             for count in FILTER.iter().filter(|count| count.load(Ordering::Relaxed) != u8::MAX) {
                 count.store(0, Ordering::Relaxed);
@@ -420,6 +426,7 @@ impl Settings {
             (*header).sequence = sequence;
             (*header).processor = super::entry::PROCESSOR;
             (*header).stack_size = self.stack_size();
+            (*header).unloads.store(begun().into(), Ordering::Relaxed);
             if is_populated {
                 (*header).is_pinned.store(1, Ordering::Relaxed);
                 (*header).populated.store(u64::MAX, Ordering::Relaxed);
@@ -434,6 +441,8 @@ impl Settings {
             move_lost_before_ring(&*header);
             (*header).magic.store(MAGIC, Ordering::Release);
         }
+        #[cfg(not(target_vendor = "apple"))]
+        LISTED_AT.store(u64::MAX, Ordering::Relaxed);
         PID.store(pid, Ordering::Relaxed);
         SEQUENCE.store(sequence, Ordering::Relaxed);
         RING.store(base, Ordering::Relaxed);
@@ -495,6 +504,40 @@ pub extern "C" fn enter_seccomp() {
     FILTERED.store(1, Ordering::Relaxed);
 }
 
+/// Written bytes of the ring at the last list of images.
+#[cfg(not(target_vendor = "apple"))]
+static LISTED_AT: AtomicU64 = AtomicU64::new(0);
+
+/// The thread is about to unload images: lists them, if there are samples that need the list, and counts the unload.
+#[cfg(not(target_vendor = "apple"))]
+pub fn list_images_before_unload(thread: system::Thread) {
+    // One list at a time, so that no unload follows before its list is made. Lists take a tenth of a millisecond.
+    let path = if is_filtered() {
+        None
+    } else {
+        (0..YIELDS_MAX).find_map(|_| take_buffers().or_else(|| {
+            system::yield_now();
+            None
+        }))
+    };
+    // Of a thread that has allocated.
+    let tid = if thread.generation() == generation() { thread.tid() } else { 0 };
+    let number = super::unloads::begin(tid);
+    if let Some(ring) = ring() {
+        let header = ring.header();
+        let written = header.write.load(Ordering::Relaxed);
+        if let Some(path) = path.filter(|_| LISTED_AT.swap(written, Ordering::Relaxed) != written) {
+            let [prefix, pid, dot, sequence] = name(MAPS_PREFIX, header.pid, header.sequence);
+            set_name(path, &[prefix, pid, dot, sequence, Part::Text("."), Part::Number(number)]);
+            system::copy_maps(path, BUFFER.pointer(), 4096, DATA_OFFSET + header.data_size as usize);
+        }
+        header.unloads.fetch_max(u64::from(number) + 1, Ordering::SeqCst);
+    }
+    if path.is_some() {
+        release_buffers();
+    }
+}
+
 /// Images were loaded or unloaded: appends that to the image list of the ring.
 #[cfg(target_vendor = "apple")]
 pub fn append_images() {
@@ -505,6 +548,7 @@ pub fn append_images() {
         super::images::append(path);
         release_buffers();
     }
+    header.unloads.fetch_max(begun().into(), Ordering::SeqCst);
 }
 
 /// The process exits: stores the time and a copy of its maps.

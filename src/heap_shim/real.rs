@@ -89,7 +89,7 @@ pub extern "C" fn load() {
 pub static LIBC_FUNCTIONS: [AtomicPtr<()>; LIBC_NAMES.len()] =
     [const { AtomicPtr::new(null_mut()) }; LIBC_NAMES.len()];
 
-const LIBC_NAMES: [&core::ffi::CStr; 13] = [
+const LIBC_NAMES: [&core::ffi::CStr; 16] = [
     c"prctl",
     c"syscall",
     c"sigaction",
@@ -103,6 +103,9 @@ const LIBC_NAMES: [&core::ffi::CStr; 13] = [
     c"mmap64",
     c"munmap",
     c"mremap",
+    c"dlopen",
+    c"dlmopen",
+    c"dlclose",
 ];
 
 /// Index into `LIBC_FUNCTIONS`.
@@ -133,6 +136,12 @@ pub mod libc_function {
     pub const MUNMAP: usize = 11;
     /// `mremap`.
     pub const MREMAP: usize = 12;
+    /// `dlopen`.
+    pub const DLOPEN: usize = 13;
+    /// `dlmopen`.
+    pub const DLMOPEN: usize = 14;
+    /// `dlclose`.
+    pub const DLCLOSE: usize = 15;
 }
 
 /// Calls one of `LIBC_FUNCTIONS` with the program's arguments; -1 if libc has no such function.

@@ -267,7 +267,7 @@ mod tests {
             tid: 7,
             function: 1,
             stack_size,
-            reserved: 0,
+            images: 0,
             registers: [0; REGISTERS],
         }
     }

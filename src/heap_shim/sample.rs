@@ -11,6 +11,10 @@ use super::shared_memory::{
     Allocation, Free, Function, Kind, OTHER_STACK_SIZE, REGISTERS, allocation_length, flag,
 };
 use super::system::{self, BlockedSignals, Thread};
+#[cfg(target_vendor = "apple")]
+use super::images::images;
+#[cfg(not(target_vendor = "apple"))]
+use super::unloads::images;
 
 /// The caller's registers, as stored by an entry point.
 pub type CallerRegisters = [u64; super::entry::REGISTER_COUNT];
@@ -181,7 +185,7 @@ pub fn record(
         tid: thread.tid(),
         function: function as u32,
         stack_size: copied as u32,
-        reserved: 0,
+        images: images(thread.tid()),
         registers: all,
     };
     room.commit_allocation(record, flags);

@@ -9,6 +9,7 @@
 //! | `ring.PID.N` | the shim, at a process's first sample | [`RingHeader`], at [`DATA_OFFSET`] the records |
 //! | `maps.PID.N` | the shim, before that ring's magic number | Linux: /proc/self/maps at that time; macOS: [`image_line`]s, and those of images that are loaded later |
 //! | `maps.PID.N.end` | the shim, when the process exits | /proc/self/maps at the exit, if the process reached it |
+//! | `maps.PID.N.K` | the shim, before the unload number K, if there are samples since the previous one | Linux: /proc/self/maps at that time |
 //!
 //! PID is the result of `getpid()` in the process; N counts from 0 and is the first free number, so that a program
 //! started by `execve` in the same process gets the next one.
@@ -78,6 +79,22 @@ pub mod image_line {
     pub const CACHE: u8 = b'c';
     /// Longest path, MAXPATHLEN; others are cut.
     pub const PATH_MAX: usize = 1024;
+}
+
+/// Which list of images has the code of a sample's stack (`Allocation::images`).
+///
+/// List K is `maps.PID.N.K`, made before the unload number K (from 0), on macOS what the list has before that `-` line. If
+/// `RingHeader::unloads` is not above K, no image of it has been unloaded, and it is what is mapped now.
+pub mod image_list {
+    /// List `number`, or if `is_changing` that one or the next: a thread was unloading images.
+    pub const fn encode(number: u32, is_changing: bool) -> u32 {
+        number << 1 | is_changing as u32
+    }
+
+    /// Number of the list, and whether code may be in the next one instead.
+    pub const fn decode(images: u32) -> (u32, bool) {
+        (images >> 1, images & 1 == 1)
+    }
 }
 
 /// File name of the shim in the directory.
@@ -247,8 +264,8 @@ pub struct RingHeader {
     pub is_pinned: AtomicU64,
     /// Nonzero while a thread is backing a piece.
     pub is_populating: AtomicU64,
-    /// Zero.
-    pub reserved: u64,
+    /// Unloads of images that may have begun; those before it have been listed if there were samples.
+    pub unloads: AtomicU64,
     /// Allocations that did not fit, by [`size_class`].
     pub lost_allocations: [LostAllocations; SIZE_CLASSES],
 }
@@ -422,8 +439,8 @@ pub struct Allocation {
     pub function: u32,
     /// Bytes of stack that follow, from the register SP upwards.
     pub stack_size: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Where the code of the stack is: see [`image_list`].
+    pub images: u32,
     /// Registers of the function's **caller** after the return. PC is a return address: the call
     /// instruction ends there.
     pub registers: [u64; REGISTERS],

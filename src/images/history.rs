@@ -14,8 +14,8 @@ use super::view::ImageView;
 use crate::addr::{Avma, Svma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 
-/// Limit on address spaces over time. Beyond it the current one is changed in place, so old addresses may get a
-/// wrong name; see [`Images::spaces_full`].
+/// Limit on address spaces over time. Beyond it addresses that change their meaning are of no image from then on; see
+/// [`Images::spaces_full`].
 pub const SPACES_MAX: usize = 65_536;
 
 /// Limit on images over time: each may hold a mapped file. Code of further images is `[unknown]`, counted by
@@ -124,10 +124,11 @@ impl Images {
         if current.regions == regions {
             return false;
         }
-        let vanished = current.follow(&regions).unwrap_or_else(|| {
-            self.new_space(process, regions.len());
-            Vec::new()
-        });
+        let vanished = match current.follow(&regions) {
+            Some(vanished) => vanished,
+            None if self.new_space(process, regions.len()) => Vec::new(),
+            None => self.spaces[self.current(process) as usize].keep_meaning(&mut regions),
+        };
         self.cut_to_limit(process, &mut regions);
         self.replace(process, regions, vanished);
         true
@@ -135,8 +136,12 @@ impl Images {
 
     /// Begins a new, empty space for a process that replaced its program (`exec`).
     pub fn begin_space(&mut self, process: u32) {
-        self.new_space(process, 0);
-        self.replace(process, Vec::new(), Vec::new());
+        let vanished = if self.new_space(process, 0) {
+            Vec::new()
+        } else {
+            self.spaces[self.current(process) as usize].keep_meaning(&mut Vec::new())
+        };
+        self.replace(process, Vec::new(), vanished);
         let current = self.current(process);
         if let Some(process) = self.processes.get_mut(process as usize) {
             (process.program, process.path) = (current, None);
@@ -261,7 +266,8 @@ impl Images {
         &self.images
     }
 
-    /// Whether [`SPACES_MAX`] or [`REGIONS_MAX`] prevented a new space: later names of unloaded code may be wrong.
+    /// Whether [`SPACES_MAX`] or [`REGIONS_MAX`] prevented a new space: code that was unloaded after it is unknown, as is what
+    /// was loaded at its addresses.
     #[must_use]
     pub fn spaces_full(&self) -> bool {
         self.spaces_full
@@ -292,14 +298,15 @@ impl Images {
         space.replace(regions, vanished);
     }
 
-    /// Begins a new space of a process, unless a limit requires keeping the current one.
-    fn new_space(&mut self, process: u32, regions: usize) {
+    /// Begins a new space of a process; false if a limit requires keeping the current one.
+    fn new_space(&mut self, process: u32, regions: usize) -> bool {
         let before = self.current(process) as usize;
-        let Some(number) = self.push_space(process, regions) else { return };
+        let Some(number) = self.push_space(process, regions) else { return false };
         self.spaces[before].regions.shrink_to_fit();
         if let Some(process) = self.processes.get_mut(process as usize) {
             process.current = number;
         }
+        true
     }
 
     /// Adds an empty space with room for this many regions; `None` if a limit is reached.

@@ -110,6 +110,19 @@ impl Space {
         files.all(|region| !overlaps(&vanished, region)).then_some(vanished)
     }
 
+    /// Removes from `new`, which cannot be part of this space, what would change the meaning of an address; returns the ranges
+    /// without a meaning from now on: what has vanished or changed.
+    pub(super) fn keep_meaning(&self, new: &mut Vec<Region>) -> Vec<Range<u64>> {
+        let range = |region: &Region| region.start..region.end;
+        let same_start = |old: &Region| new.binary_search_by_key(&old.start, |region| region.start);
+        let is_kept = |old: &&Region| same_start(old).is_ok_and(|index| new[index] == **old);
+        let mut gone: Vec<Range<u64>> = self.regions.iter().filter(|old| !is_kept(old)).map(range).collect();
+        gone.extend(self.vanished.iter().cloned());
+        let gone = merged(gone);
+        new.retain(|region| !overlaps(&gone, region));
+        gone
+    }
+
     /// Replaces the regions, with the ranges that [`Space::follow`] returned.
     pub(super) fn replace(&mut self, regions: Vec<Region>, vanished: Vec<Range<u64>>) {
         self.regions = regions;

@@ -158,8 +158,15 @@ impl Directory {
     /// Removes the files of a ring that was read to its end.
     pub fn remove_ring(&self, pid: u32, sequence: u32) {
         let _ = fs::remove_file(self.path.join(format!("{RING_PREFIX}{pid}.{sequence}")));
-        for path in self.maps(pid, sequence) {
-            let _ = fs::remove_file(path);
+        // Its lists of images.
+        let [list, _] = self.maps(pid, sequence);
+        let (name, Ok(entries)) = (list.file_name().unwrap_or_default(), fs::read_dir(&self.path)) else { return };
+        let is_of_ring = |found: &OsStr| {
+            let rest = found.as_bytes().strip_prefix(name.as_bytes());
+            rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
+        };
+        for entry in entries.flatten().filter(|entry| is_of_ring(&entry.file_name())) {
+            let _ = fs::remove_file(entry.path());
         }
     }
 

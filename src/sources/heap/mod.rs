@@ -9,6 +9,7 @@ mod batch_interval;
 mod box_pool;
 mod capture;
 pub mod directory;
+mod image_lists;
 pub(in crate::sources) mod process;
 mod recorded_process;
 pub mod ring;

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::binary::Mapping;
 use crate::sources::{ExitStatus, Observed};
 
 /// Size limit of an image list, bytes: a process can write anything there.
@@ -30,6 +31,13 @@ pub(in crate::sources) trait HeapProcess: Observed {
 
     /// Sets the ring of the process, created by a thread with this name: it runs its own program.
     fn set_ring(&mut self, thread_name: &str, ring: RingFiles);
+
+    /// The list of images that the shim made before an unload, or when it made the ring; false if there is none. What
+    /// [`Observed::mappings`] returns is what is mapped now, or was at the exit.
+    fn listed(&mut self, before_unload: Option<u32>, out: &mut Vec<Mapping>) -> bool;
+
+    /// A list is not needed any more.
+    fn forget_list(&mut self, _before_unload: u32) {}
 
     /// Whether it has exited.
     fn has_exited(&self) -> bool;

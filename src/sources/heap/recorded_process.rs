@@ -5,17 +5,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::box_pool::BoxPool;
 use super::capture::fill;
 use super::directory::Directory;
+use super::image_lists::ImageLists;
 use super::process::{HeapProcess, RingFiles};
 use super::ring::{Progress, Record, Ring, RingError};
 use super::ring_clock::RingClock;
 use super::ring_losses::RingLosses;
 use super::shared_memory::RING_PREFIX;
 use crate::sources::pushed::{NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, SourceEvent, TimedEvent};
-use crate::sources::{Capture, ThreadId};
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
 /// Most bytes of a ring per read: they then fit into the processor's caches.
 pub(super) const READ_BYTES_MAX: u64 = 1 << 20;
@@ -53,6 +57,9 @@ pub(super) struct RecordedProcess<P> {
     threads: BTreeSet<u32>,
     /// Losses of its earlier rings.
     lost: RingLosses,
+    lists: ImageLists,
+    /// Unloads of images in the last ring that was closed.
+    unloads: u64,
 }
 
 /// What a read of a ring uses and needs to know.
@@ -100,6 +107,8 @@ impl<P: HeapProcess> RecordedProcess<P> {
             images_ns: 0,
             threads: BTreeSet::new(),
             lost: RingLosses::default(),
+            lists: ImageLists::default(),
+            unloads: 0,
         }
     }
 
@@ -141,6 +150,11 @@ impl<P: HeapProcess> RecordedProcess<P> {
         self.is_next_due || self.unread_bytes != Some(0)
     }
 
+    /// Sets the time of the current event, for which [`Observed::mappings`] is asked.
+    pub(super) fn set_time(&mut self, at_ns: u64) {
+        self.lists.set_time(at_ns, &mut self.process);
+    }
+
     /// Whether it has ended, and all its events are before this time.
     pub(super) fn is_over(&self, watermark_ns: u64) -> bool {
         self.has_ended && self.next.is_empty() && self.last_ns < watermark_ns
@@ -166,6 +180,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
             let program = self.open_next(directory)?;
             self.reset_unread();
             self.start_program(clock, now_ns);
+            self.lists.begin_program(self.last_ns + 1);
             let name = self.process.process().name.clone();
             self.end_threads(into);
             let event = match program {
@@ -195,7 +210,11 @@ impl<P: HeapProcess> RecordedProcess<P> {
         let is_broken = read.is_err();
         let progress = read.unwrap_or_default();
         self.count_unread(progress, ended);
-        if records.iter().any(|record| matches!(record, Record::Allocation(_))) {
+        let first = records.iter().find_map(|record| match record {
+            Record::Allocation(record) => Some(record.images),
+            _ => None,
+        });
+        if first.is_some_and(|images| !self.lists.is_new(images)) {
             // The list is read after the ring, so that it has all code in these stacks.
             let is_new = now_ns >= self.images_ns + IMAGES_NS || ended;
             self.images_ns = if is_new { now_ns } else { self.images_ns };
@@ -205,6 +224,13 @@ impl<P: HeapProcess> RecordedProcess<P> {
         // Read again: records may be newer than the last clock value.
         let read_ns = clock.now_ns();
         for record in records.drain(..) {
+            if let Record::Allocation(record) = &record
+                && self.lists.is_new(record.images)
+            {
+                let event = self.process_event(SourceEvent::ImagesChanged);
+                self.lists.begin_list(event.at_ns, record.images);
+                into.push(event);
+            }
             into.push(self.event(record, clock, read_ns, captures));
         }
         let mut has_more = progress.left > 0;
@@ -307,6 +333,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
     fn close_ring(&mut self, clock: &RingClock, now_ns: u64) {
         if let Some(ring) = self.ring.take() {
             self.lost.add(&ring);
+            self.unloads = ring.unloads();
             let exited_ns = ring.end_ns().map(|end_ns| clock.time_ns(end_ns));
             // The next program's ring has its own start.
             let end_ns = exited_ns.or(self.next.is_empty().then_some(self.alive_ns)).unwrap_or(0);
@@ -355,5 +382,33 @@ impl<P: HeapProcess> RecordedProcess<P> {
         let at_ns = clock.time_ns(time_ns).min(now_ns).max(self.last_ns + 1);
         self.last_ns = at_ns;
         TimedEvent { at_ns, process: pid, thread: ThreadId(tid.into()), event }
+    }
+}
+
+impl<P: HeapProcess> Observed for RecordedProcess<P> {
+    fn process(&self) -> &Process {
+        self.process.process()
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        self.process.files()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.process.thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        let (ring, closed) = (&self.ring, self.unloads);
+        let unloads = || ring.as_ref().map_or(closed, Ring::unloads);
+        self.lists.mappings(&mut self.process, &unloads, out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.process.image_bytes(mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.process.read_memory(from, into)
     }
 }

@@ -80,6 +80,8 @@ pub struct AllocationRecord {
     pub untracked: bool,
     /// The stack ends where these bytes end.
     pub stack_ends: bool,
+    /// The list of images with the code of the stack.
+    pub images: u32,
 }
 
 /// The processor of a process.
@@ -314,6 +316,12 @@ impl Ring {
         word_at(&self.file, offset_of!(RingHeader, end_ns)).ok().filter(|end_ns| *end_ns > 0)
     }
 
+    /// Unloads of images that may have begun; all of them if that is unknown.
+    #[must_use]
+    pub fn unloads(&self) -> u64 {
+        word_at(&self.file, offset_of!(RingHeader, unloads)).unwrap_or(u64::MAX)
+    }
+
     /// Allocations that threads lost while another thread created the ring.
     #[must_use]
     pub fn lost_before_ring(&self) -> u64 {
@@ -463,6 +471,7 @@ fn read_allocation(record: &[u8], flags: u8, into: &mut AllocationRecord) -> Opt
     into.address = word(record, offset_of!(Allocation, address))?;
     into.size = word(record, offset_of!(Allocation, size))?;
     into.tid = half(record, offset_of!(Allocation, tid))?;
+    into.images = half(record, offset_of!(Allocation, images))?;
     into.untracked = flags & flag::UNTRACKED != 0;
     into.stack_ends = flags & flag::STACK_END != 0;
     Some(())

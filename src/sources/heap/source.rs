@@ -32,6 +32,8 @@ pub(in crate::sources) struct HeapSource<P> {
     options: HeapOptions,
     /// Process id of the command.
     main: u32,
+    /// Time of the current event.
+    event_ns: u64,
     processes: BTreeMap<u32, RecordedProcess<P>>,
     clock: RingClock,
     /// When the directory was listed last.
@@ -88,6 +90,7 @@ impl<P: HeapProcess> HeapSource<P> {
             directory,
             options,
             main: pid,
+            event_ns: 0,
             processes: BTreeMap::from([(pid, RecordedProcess::new(main, true))]),
             clock: RingClock::new(clock, ring_ns),
             listed_ns: 0,
@@ -248,7 +251,8 @@ impl<P: HeapProcess> Observed for HeapSource<P> {
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.main_mut().mappings(out)
+        let main = self.processes.get_mut(&self.main);
+        main.map_or(Err(Fault::Gone), |main| main.mappings(out))
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
@@ -262,7 +266,9 @@ impl<P: HeapProcess> Observed for HeapSource<P> {
 
 impl<P: HeapProcess> PushedSource for HeapSource<P> {
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
-        self.processes.get_mut(&process).map(|process| process.process_mut() as &mut dyn Observed)
+        let process = self.processes.get_mut(&process)?;
+        process.set_time(self.event_ns);
+        Some(process)
     }
 
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
@@ -290,7 +296,9 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
         Ok(None)
     }
 
-    fn set_time(&mut self, _at_ns: u64) {}
+    fn set_time(&mut self, at_ns: u64) {
+        self.event_ns = at_ns;
+    }
 
     fn end(&mut self) {
         self.stage = Stage::Draining;

@@ -53,6 +53,7 @@ impl RingWriter {
         put(offset_of!(Allocation, address), &record.address.to_ne_bytes());
         put(offset_of!(Allocation, size), &record.size.to_ne_bytes());
         put(offset_of!(Allocation, tid), &record.tid.to_ne_bytes());
+        put(offset_of!(Allocation, images), &record.images.to_ne_bytes());
         put(offset_of!(Allocation, stack_size), &(record.stack.len() as u32).to_ne_bytes());
         for (index, register) in record.registers.iter().enumerate() {
             put(offset_of!(Allocation, registers) + index * 8, &register.to_ne_bytes());

@@ -66,6 +66,7 @@ fn record(number: u64, time_ns: u64) -> AllocationRecord {
         stack: vec![number as u8; 64],
         untracked: false,
         stack_ends: true,
+        images: 0,
     }
 }
 

@@ -1,6 +1,7 @@
 //! One process with recorded allocations: its images, from /proc while it runs the program of its ring, otherwise from
 //! the copies that the shim made.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -26,8 +27,6 @@ pub(in crate::sources) struct LinuxProcess {
     files: Arc<TargetFiles>,
     /// The name of its ring, which it maps; `None` until it has one.
     ring: Option<RingFiles>,
-    /// The mappings when they were last read.
-    list: Vec<Mapping>,
     /// When it last ran the program of its ring.
     program_checked_ns: u64,
     without_shim: ProcessesWithoutShim,
@@ -42,7 +41,6 @@ impl LinuxProcess {
             maps: Maps::default(),
             files,
             ring: None,
-            list: Vec::new(),
             program_checked_ns: 0,
             without_shim: ProcessesWithoutShim::default(),
         }
@@ -55,17 +53,19 @@ impl LinuxProcess {
         self.program_checked_ns = u64::MAX - PROGRAM_CHECK_NS;
     }
 
-    /// The mappings copied by the shim, the latest first.
-    fn copied(&mut self, out: &mut Vec<Mapping>) -> bool {
-        let Some(ring) = &self.ring else { return false };
-        let [begin, end] = &ring.images;
-        let mut read = |path: &PathBuf| {
-            read_image_list(path).is_ok_and(|text| {
-                self.maps.take_copy(self.pid, text, out);
-                !out.is_empty()
-            })
-        };
-        read(end) || (self.list.is_empty() && read(begin))
+    /// Reads a copy of the mappings by the shim.
+    fn copied(&mut self, path: Option<PathBuf>, out: &mut Vec<Mapping>) -> bool {
+        path.and_then(|path| read_image_list(&path).ok()).is_some_and(|text| {
+            self.maps.take_copy(self.pid, text, out);
+            !out.is_empty()
+        })
+    }
+
+    fn path_of_list(&self, before_unload: u32) -> Option<PathBuf> {
+        let [begin, _] = &self.ring.as_ref()?.images;
+        let mut path = begin.clone().into_os_string();
+        path.push(format!(".{before_unload}"));
+        Some(path.into())
     }
 }
 
@@ -83,7 +83,18 @@ impl HeapProcess for LinuxProcess {
         let name = threads::name(self.pid, self.pid).filter(|_| is_it);
         self.process.name = name.unwrap_or_else(|| thread_name.to_owned());
         self.ring = Some(ring);
-        self.list.clear();
+    }
+
+    fn listed(&mut self, before_unload: Option<u32>, out: &mut Vec<Mapping>) -> bool {
+        let path = match before_unload {
+            Some(number) => self.path_of_list(number),
+            None => self.ring.as_ref().map(|ring| ring.images[0].clone()),
+        };
+        self.copied(path, out)
+    }
+
+    fn forget_list(&mut self, before_unload: u32) {
+        let _ = self.path_of_list(before_unload).map(fs::remove_file);
     }
 
     fn has_exited(&self) -> bool {
@@ -100,12 +111,8 @@ impl HeapProcess for LinuxProcess {
             return false;
         }
         self.program_checked_ns = now_ns;
-        let mut list = Vec::new();
-        match self.maps.read_marked(self.pid, &ring.name, &mut list) {
-            Ok(true) => {
-                self.list = list;
-                false
-            }
+        match self.maps.read_marked(self.pid, &ring.name, &mut Vec::new()) {
+            Ok(true) => false,
             // An exiting process loses its mappings before it disappears.
             Ok(false) | Err(Fault::Gone) => true,
             Err(_) => false,
@@ -159,16 +166,9 @@ impl Observed for LinuxProcess {
             None => self.maps.read(self.pid, out).map(|()| true),
             Some(ring) => self.maps.read_marked(self.pid, &ring.name, out),
         };
-        if read == Ok(true) && !out.is_empty() {
-            self.list.clone_from(out);
-            return Ok(());
-        }
-        if self.copied(out) {
-            self.list.clone_from(out);
-        } else {
-            out.clone_from(&self.list);
-        }
-        if out.is_empty() { read.and(Err(Fault::Gone)) } else { Ok(()) }
+        let at_exit = self.ring.as_ref().map(|ring| ring.images[1].clone());
+        let is_read = read == Ok(true) && !out.is_empty();
+        if is_read || self.copied(at_exit, out) { Ok(()) } else { read.and(Err(Fault::Gone)) }
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {

@@ -40,15 +40,18 @@ pub(super) struct ImageList {
 }
 
 impl ImageList {
-    /// The images that are loaded after the last line. Lines of another form are skipped.
-    pub(super) fn parse(text: &[u8]) -> ImageList {
+    /// The images that are loaded after the last line, or before this unload. Lines of another form are skipped.
+    pub(super) fn parse(text: &[u8], before_unload: Option<u32>) -> ImageList {
         let mut list = ImageList::default();
+        let mut unloads = 0;
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             // The last line may be unfinished.
             let Some((kind, rest)) = line.strip_suffix(b"\n").and_then(<[u8]>::split_first) else { continue };
             match *kind {
                 LOADED => list.add(ListedImage::parse(rest)),
+                UNLOADED if before_unload == Some(unloads) => break,
                 UNLOADED => {
+                    unloads += 1;
                     if let Some(load) = Fields(rest).number(16) {
                         list.images.remove(&load);
                     }
@@ -180,7 +183,7 @@ mod tests {
             loaded(0x4000_0000, "/lib/unfinished").trim_end().to_owned(),
         ]
         .concat();
-        let list = ImageList::parse(text.as_bytes());
+        let list = ImageList::parse(text.as_bytes(), None);
         let mut mappings = Vec::new();
         list.mappings(&mut mappings);
         let shown: Vec<_> = mappings
@@ -201,18 +204,18 @@ mod tests {
     fn damaged_lists_are_read_as_far_as_they_go() {
         let whole = [loaded(0x1000, "/bin/prog"), "- 0000000000001000\n".to_owned()].concat().into_bytes();
         for at in 0..whole.len() {
-            let _ = ImageList::parse(&whole[..at]);
+            let _ = ImageList::parse(&whole[..at], None);
             for byte in [0, b'\n', b' ', 0xff] {
                 let mut damaged = whole.clone();
                 damaged[at] = byte;
-                let _ = ImageList::parse(&damaged);
+                let _ = ImageList::parse(&damaged, None);
             }
         }
         let many: String = (0..IMAGES_MAX as u64 + 9).map(|number| loaded(number << 20, "/x")).collect();
-        assert_eq!(ImageList::parse(many.as_bytes()).images.len(), IMAGES_MAX);
+        assert_eq!(ImageList::parse(many.as_bytes(), None).images.len(), IMAGES_MAX);
         let end = loaded(u64::MAX, "/end");
         let mut mappings = Vec::new();
-        ImageList::parse(end.as_bytes()).mappings(&mut mappings);
+        ImageList::parse(end.as_bytes(), None).mappings(&mut mappings);
         assert_eq!(mappings[0].avma, Avma(u64::MAX)..Avma(u64::MAX));
     }
 }

@@ -68,7 +68,7 @@ impl<'k> MacProcess<'k> {
         if state != self.read
             && let Ok(text) = read_image_list(path)
         {
-            self.list = ImageList::parse(&text);
+            self.list = ImageList::parse(&text, None);
             self.read = state;
         }
     }
@@ -98,6 +98,16 @@ impl HeapProcess for MacProcess<'_> {
         self.refresh();
         let program = self.list.program().and_then(|path| path.rsplit('/').next());
         self.process.name = program.filter(|name| !name.is_empty()).unwrap_or(thread_name).to_owned();
+    }
+
+    fn listed(&mut self, before_unload: Option<u32>, out: &mut Vec<Mapping>) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        let Ok(text) = read_image_list(&ring.images[0]) else { return false };
+        self.list = ImageList::parse(&text, Some(before_unload.unwrap_or(0)));
+        // To be read again for the current list.
+        self.read = (0, false);
+        self.list.mappings(out);
+        !out.is_empty()
     }
 
     fn has_exited(&self) -> bool {
