@@ -94,8 +94,7 @@ pub(super) fn of(
         });
     }
     if recording.images.spaces_full() {
-        hints
-            .push("images were replaced too often to be told apart; some late names may be wrong".to_owned());
+        hints.push("images were replaced too often to be told apart: some late code has no names".to_owned());
     }
     let in_kernel = stats.samples_lost.get(IN_KERNEL).copied().unwrap_or(0);
     if is_worth(in_kernel, stats.samples + in_kernel) {

@@ -118,7 +118,10 @@ impl Space {
         let is_kept = |old: &&Region| same_start(old).is_ok_and(|index| new[index] == **old);
         let mut gone: Vec<Range<u64>> = self.regions.iter().filter(|old| !is_kept(old)).map(range).collect();
         gone.extend(self.vanished.iter().cloned());
-        let gone = merged(gone);
+        let mut gone = merged(gone);
+        if gone.len() > VANISHED_MAX {
+            gone = vec![0..u64::MAX];
+        }
         new.retain(|region| !overlaps(&gone, region));
         gone
     }

@@ -169,8 +169,15 @@ fn the_number_of_spaces_is_bounded() {
     }
     assert_eq!(images.of(0).space() as usize, SPACES_MAX - 1);
     assert!(images.spaces_full());
-    let now = images.locate(images.of(0).space(), mapping("", 0, BASE).avma.start).unwrap();
-    assert_eq!(now.image.identity, (8, (SPACES_MAX as u64 + 4) % 2), "the last space follows");
+    let address = mapping("", 0, BASE).avma.start;
+    assert!(images.locate(images.of(0).space(), address).is_none(), "of two images");
+    let earlier = images.locate(SPACES_MAX as u32 - 2, address).unwrap();
+    assert_eq!(earlier.image.identity, (8, (SPACES_MAX as u64 - 2) % 2));
+    // What is loaded elsewhere is known.
+    let elsewhere = mapping("/lib/b.so", 7, BASE + (1 << 24));
+    images.update(0, &[elsewhere.clone()], &mut refuse);
+    let found = images.locate(images.of(0).space(), elsewhere.avma.start).unwrap();
+    assert_eq!(found.image.identity, (8, 7));
 }
 
 #[test]

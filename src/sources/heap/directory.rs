@@ -160,7 +160,9 @@ impl Directory {
         let _ = fs::remove_file(self.path.join(format!("{RING_PREFIX}{pid}.{sequence}")));
         // Its lists of images.
         let [list, _] = self.maps(pid, sequence);
-        let (name, Ok(entries)) = (list.file_name().unwrap_or_default(), fs::read_dir(&self.path)) else { return };
+        let (name, Ok(entries)) = (list.file_name().unwrap_or_default(), fs::read_dir(&self.path)) else {
+            return;
+        };
         let is_of_ring = |found: &OsStr| {
             let rest = found.as_bytes().strip_prefix(name.as_bytes());
             rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'.')

@@ -129,9 +129,8 @@ impl ListId {
 
 /// The mappings at a moment between two lists; what differs between them is not known.
 fn between(before: &[Mapping], after: &[Mapping]) -> Vec<Mapping> {
-    let overlaps = |one: &Mapping, other: &Mapping| {
-        one.avma.start < other.avma.end && other.avma.start < one.avma.end
-    };
+    let overlaps =
+        |one: &Mapping, other: &Mapping| one.avma.start < other.avma.end && other.avma.start < one.avma.end;
     let is_same = |one: &Mapping, other: &Mapping| {
         let base = |mapping: &Mapping| mapping.file_offset.wrapping_sub(mapping.avma.start.0);
         (&one.kind, one.identity, &one.path, base(one))

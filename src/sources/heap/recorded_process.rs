@@ -16,9 +16,9 @@ use super::ring::{Progress, Record, Ring, RingError};
 use super::ring_clock::RingClock;
 use super::ring_losses::RingLosses;
 use super::shared_memory::RING_PREFIX;
-use crate::sources::pushed::{NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, SourceEvent, TimedEvent};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::sources::pushed::{NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, SourceEvent, TimedEvent};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
 /// Most bytes of a ring per read: they then fit into the processor's caches.

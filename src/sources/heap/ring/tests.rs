@@ -73,6 +73,12 @@ impl RingWriter {
     }
 
     #[cfg(target_os = "linux")] // Only its source is tested with it.
+    /// The process has begun this many unloads of images.
+    pub(crate) fn unload(&mut self, unloads: u64) {
+        self.file.write_all_at(&unloads.to_ne_bytes(), offset_of!(RingHeader, unloads) as u64).unwrap();
+    }
+
+    #[cfg(target_os = "linux")] // Only its source is tested with it.
     /// The process begins to exit.
     pub(crate) fn end(&mut self, at_ns: u64) {
         self.file.write_all_at(&at_ns.to_ne_bytes(), offset_of!(RingHeader, end_ns) as u64).unwrap();
@@ -115,6 +121,7 @@ fn allocation(number: u64, stack_bytes: usize) -> AllocationRecord {
         stack: (0..stack_bytes).map(|at| (at as u64 ^ number) as u8).collect(),
         untracked: number % 5 == 4,
         stack_ends: number % 3 == 2,
+        images: number as u32,
     }
 }
 

@@ -132,6 +132,58 @@ fn records_become_ordered_events_with_the_callers_state() {
 }
 
 #[test]
+fn a_sample_has_the_images_of_its_moment() {
+    let mut recording = Recording::new();
+    let pid = recording.command.id();
+    let mut ring = recording.ring(pid, 0);
+    // Two libraries, one after the other at an address; while the first one was unloaded, another was loaded.
+    let write_list = |name: &str, libraries: &[(u64, &str)]| {
+        let line = |(address, name): &(u64, &str)| {
+            format!("{address:x}-{:x} r-xp 00000000 08:01 {} /{name}.so\n", address + 0x1000, name.len())
+        };
+        let text: String = libraries.iter().map(line).collect();
+        std::fs::write(recording.source.directory.path().join(format!("maps.{pid}.0{name}")), text).unwrap();
+    };
+    write_list("", &[(0x1000, "libc")]);
+    write_list(".0", &[(0x1000, "libc"), (0x5000, "first")]);
+    write_list(".end", &[(0x1000, "libc"), (0x5000, "second"), (0x9000, "other")]);
+    ring.unload(1);
+    // Before the unload; while it was in progress; after it.
+    for (number, images) in [(1, 0), (2, 1), (3, 2), (4, 1), (5, 0)] {
+        ring.allocate(&AllocationRecord { images, ..record(number, number) });
+    }
+    let is_last = |event: &SourceEvent| matches!(event, SourceEvent::Allocation(last, _) if last.bytes == 50);
+    let events = recording.events_until(is_last);
+    let mut found = Vec::new();
+    for event in &events {
+        recording.source.set_time(event.at_ns);
+        let process = recording.source.observed(pid).unwrap();
+        let mut mappings = Vec::new();
+        process.mappings(&mut mappings).unwrap();
+        if let SourceEvent::Allocation(allocation, _) = &event.event {
+            let names: Vec<String> = mappings.into_iter().map(|mapping| mapping.path).collect();
+            found.push((allocation.bytes, names.join(" ")));
+        }
+    }
+    let expected = [
+        (10, "/libc.so /first.so"),
+        (20, "/libc.so /other.so"),
+        (30, "/libc.so /second.so /other.so"),
+        (40, "/libc.so /other.so"),
+        (50, "/libc.so /first.so"),
+    ];
+    assert_eq!(found, expected.map(|(bytes, names)| (bytes, names.to_owned())));
+    // Each change is reported before the sample.
+    let names: Vec<String> = events.iter().map(named).filter(|name| !name.starts_with("exec")).collect();
+    assert_eq!(names.iter().filter(|name| *name == "images").count(), 5, "{names:?}");
+    // The list is lost: what the process has had from the beginning until later is certain.
+    std::fs::remove_file(recording.source.directory.path().join(format!("maps.{pid}.0.0"))).unwrap();
+    let mut mappings = Vec::new();
+    recording.source.observed(pid).unwrap().mappings(&mut mappings).unwrap();
+    assert!(mappings.iter().all(|mapping| mapping.path != "/second.so"), "{mappings:?}");
+}
+
+#[test]
 fn a_second_program_of_a_process_has_a_second_ring() {
     let mut recording = Recording::new();
     let pid = recording.command.id();
@@ -315,16 +367,16 @@ fn images_of_an_exited_process_are_those_copied_by_the_shim() {
     // The process exists, and does not map the ring: it runs another program by now.
     assert!(process.mappings(&mut list).is_err());
     std::fs::write(&begin, &text).unwrap();
-    process.mappings(&mut list).unwrap();
+    assert!(process.listed(None, &mut list));
     // Which libraries are mapped by now depends on timing.
     assert!(list.iter().any(|mapping| mapping.path.starts_with('/')), "{list:?}");
-    // The later copy is preferred.
+    // What it had at its exit.
     std::fs::write(&end, "1000-2000 r-xp 00000000 08:01 5 /bin/late\n").unwrap();
     process.mappings(&mut list).unwrap();
     assert_eq!(list.iter().map(|mapping| mapping.path.as_str()).collect::<Vec<_>>(), ["/bin/late"]);
     // The file may contain anything.
     std::fs::write(&end, [0xff; 4000]).unwrap();
-    process.mappings(&mut list).unwrap();
+    assert!(process.mappings(&mut list).is_err());
 }
 
 #[test]
