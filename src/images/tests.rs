@@ -175,7 +175,7 @@ fn the_number_of_spaces_is_bounded() {
     assert_eq!(earlier.image.identity, (8, (SPACES_MAX as u64 - 2) % 2));
     // What is loaded elsewhere is known.
     let elsewhere = mapping("/lib/b.so", 7, BASE + (1 << 24));
-    images.update(0, &[elsewhere.clone()], &mut refuse);
+    images.update(0, std::slice::from_ref(&elsewhere), &mut refuse);
     let found = images.locate(images.of(0).space(), elsewhere.avma.start).unwrap();
     assert_eq!(found.image.identity, (8, 7));
 }

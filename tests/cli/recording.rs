@@ -2,7 +2,7 @@
 //! launched command, Ctrl-C.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 

@@ -1,16 +1,14 @@
 //! Real stubs: gdbserver and lldb-server, attached and as a command. Stacks are complete and equal gdb's, and
 //! the program continues undisturbed.
 
-use std::env;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::support::{
-    Fixture, Random, Recorded, Stack, assert_untouched, fixture, installed, kill, live, not_here,
-    proc_status, record_by, record_until, rounds, stackprof, wait_for, wait_for_more_cpu_time,
+    Fixture, Random, Recorded, Stack, assert_untouched, fixture, installed, kill, live, proc_status,
+    record_by, record_until, rounds, stackprof, wait_for, wait_for_more_cpu_time,
 };
 
 const DEPTH: usize = 20;

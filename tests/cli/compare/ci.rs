@@ -3,7 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
-use crate::support::{Place, Run, is_root, run, skip};
+use crate::skip::skip;
+use crate::support::{Place, Run, is_root, run};
 
 const HOSTILE: &str = "f<&\"']]>%0A::error::x,y:z\u{1b}[31m##[add-mask]\u{202e}";
 
