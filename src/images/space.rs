@@ -120,7 +120,8 @@ impl Space {
         gone.extend(self.vanished.iter().cloned());
         let mut gone = merged(gone);
         if gone.len() > VANISHED_MAX {
-            gone = vec![0..u64::MAX];
+            gone.clear();
+            gone.push(0..u64::MAX);
         }
         new.retain(|region| !overlaps(&gone, region));
         gone
