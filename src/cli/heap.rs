@@ -214,6 +214,7 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
     if !refused.is_empty() {
         parts.push(format!("processes that could not report: {refused}"));
     }
+    parts.extend(unseen_libraries(losses.unseen_libraries));
     let unrecorded = causes(losses.without_shim.iter().copied());
     if !unrecorded.is_empty() {
         let count = losses.without_shim.iter().fold(0, |sum: u64, (_, count)| sum.saturating_add(*count));
@@ -221,6 +222,22 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
         parts.push(format!("at least {processes} without the heap shim: {unrecorded}"));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// Libraries whose calls are not seen, and how much that can be.
+fn unseen_libraries((count, peak_bytes): (u64, Option<u64>)) -> Option<String> {
+    let libraries = match count {
+        0 => return None,
+        1 => "1 library was".to_owned(),
+        _ => format!("{count} libraries were"),
+    };
+    let limit =
+        peak_bytes.map(|bytes| format!(" (the process had {} of memory at most)", self::bytes(bytes)));
+    Some(format!(
+        "{libraries} loaded with RTLD_DEEPBIND or dlmopen: what they allocate is not seen{}, and blocks that they free count as \
+         in use",
+        limit.unwrap_or_default()
+    ))
 }
 
 /// The table of memory in use, by callers of the allocator; empty if none is in use. `has_ended`: no recorded process

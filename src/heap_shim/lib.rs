@@ -11,6 +11,7 @@
 //! mmap_calls  the slow path of mmap, munmap and mremap (Linux)
 //! process     settings from the environment and the control file; the ring; fork
 //! real        the allocator's own functions
+//! operators   operator new and delete, jemalloc's functions (Linux)
 //! system      system calls, thread-local words                                                (by system)
 //! block_set   the addresses of sampled blocks       ring            space for records
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
@@ -50,6 +51,8 @@ mod interval;
 mod mappings;
 #[cfg(not(target_vendor = "apple"))]
 mod mmap_calls;
+#[cfg(not(target_vendor = "apple"))]
+mod operators;
 mod process;
 #[cfg(not(target_vendor = "apple"))]
 mod real;

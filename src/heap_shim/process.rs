@@ -504,6 +504,19 @@ pub extern "C" fn enter_seccomp() {
     FILTERED.store(1, Ordering::Relaxed);
 }
 
+/// A library was loaded whose calls do not reach the shim.
+#[cfg(not(target_vendor = "apple"))]
+static HAS_UNSEEN_LIBRARY: AtomicBool = AtomicBool::new(false);
+
+/// The program loads a library whose calls will not reach the shim.
+#[cfg(not(target_vendor = "apple"))]
+pub extern "C" fn count_unseen_library() {
+    if let Status::Recording(settings) = status() {
+        settings.control.unseen_libraries.fetch_add(1, Ordering::Relaxed);
+        HAS_UNSEEN_LIBRARY.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Written bytes of the ring at the last list of images.
 #[cfg(not(target_vendor = "apple"))]
 static LISTED_AT: AtomicU64 = AtomicU64::new(0);
@@ -555,6 +568,12 @@ pub fn append_images() {
 pub fn end() {
     if is_filtered() {
         return;
+    }
+    #[cfg(not(target_vendor = "apple"))]
+    if HAS_UNSEEN_LIBRARY.load(Ordering::Relaxed)
+        && let Status::Recording(settings) = status()
+    {
+        settings.control.peak_with_unseen.fetch_max(system::peak_resident_bytes(), Ordering::Relaxed);
     }
     let Some(ring) = ring() else { return };
     let header = ring.header();

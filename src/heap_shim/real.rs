@@ -13,7 +13,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Number of functions: `free`, then those of `Function`, with their numbers as indexes.
-const COUNT: usize = Function::Pvalloc as usize + 1;
+const COUNT: usize = Function::Rallocx as usize + 1;
 
 const FREE: usize = 0;
 
@@ -42,42 +42,83 @@ fn look_up() -> bool {
     if LOOK_UP.compare_exchange(NOT_BEGUN, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
         return LOOK_UP.load(Ordering::Acquire) == DONE;
     }
-    const RTLD_NEXT: *const () = usize::MAX as *const ();
-    let dlsym = weak_symbol!("dlsym");
     let find = |name: &core::ffi::CStr, of_glibc: *const ()| {
-        let mut found = null_mut();
-        if !dlsym.is_null() {
-            // SAFETY: the function of that name has this type in every libc.
-            let dlsym: Dlsym = unsafe { core::mem::transmute(dlsym) };
-            // SAFETY: a C string.
-            found = unsafe { dlsym(RTLD_NEXT, name.as_ptr().cast()) };
-        }
+        let found = symbol(RTLD_NEXT, name);
         if found.is_null() { of_glibc.cast_mut() } else { found }
     };
-    let names: [(&core::ffi::CStr, *const ()); COUNT] = [
-        (c"free", weak_symbol!("__libc_free")),
-        (c"malloc", weak_symbol!("__libc_malloc")),
-        (c"calloc", weak_symbol!("__libc_calloc")),
-        (c"realloc", weak_symbol!("__libc_realloc")),
-        (c"reallocarray", weak_symbol!("__libc_reallocarray")),
-        (c"posix_memalign", core::ptr::null()),
-        (c"aligned_alloc", weak_symbol!("__libc_memalign")),
-        (c"memalign", weak_symbol!("__libc_memalign")),
-        (c"valloc", weak_symbol!("__libc_valloc")),
-        (c"pvalloc", weak_symbol!("__libc_pvalloc")),
-    ];
-    for (function, (name, of_glibc)) in REAL.iter().zip(names) {
-        function.store(find(name, of_glibc), Ordering::Release);
-    }
+    let none = core::ptr::null();
+    // First: of a name that is not there, dlsym allocates its message, and allocators map memory.
     for (function, name) in LIBC_FUNCTIONS.iter().zip(LIBC_NAMES) {
-        function.store(find(name, core::ptr::null()), Ordering::Release);
+        function.store(find(name, none), Ordering::Release);
+    }
+    let names: [(&core::ffi::CStr, *const (), *const ()); 12] = [
+        (c"free", weak_symbol!("__libc_free"), none),
+        (c"malloc", weak_symbol!("__libc_malloc"), none),
+        (c"calloc", weak_symbol!("__libc_calloc"), none),
+        (c"realloc", weak_symbol!("__libc_realloc"), none),
+        (c"reallocarray", weak_symbol!("__libc_reallocarray"), missing::<4> as *const ()),
+        (c"posix_memalign", none, missing::<5> as *const ()),
+        (c"aligned_alloc", weak_symbol!("__libc_memalign"), missing::<6> as *const ()),
+        (c"memalign", weak_symbol!("__libc_memalign"), none),
+        (c"valloc", weak_symbol!("__libc_valloc"), missing::<8> as *const ()),
+        (c"pvalloc", weak_symbol!("__libc_pvalloc"), missing::<9> as *const ()),
+        (c"mallocx", none, missing::<25> as *const ()),
+        (c"rallocx", none, missing::<26> as *const ()),
+    ];
+    let numbers = (FREE..=Function::Pvalloc as usize).chain([Function::Mallocx as usize, Function::Rallocx as usize]);
+    for (number, (name, of_glibc, replacement)) in numbers.zip(names) {
+        let mut found = find(name, of_glibc);
+        if found.is_null() {
+            found = replacement.cast_mut();
+        }
+        set(number, found);
     }
     let library = library_of(REAL[Function::Malloc as usize].load(Ordering::Relaxed));
     for (at, address) in ALLOCATOR.iter().zip(library.unwrap_or_default()) {
         at.store(address, Ordering::Relaxed);
     }
     LOOK_UP.store(DONE, Ordering::Release);
+    super::operators::look_up_loaded();
     true
+}
+
+/// The libraries after this one.
+pub const RTLD_NEXT: *const () = usize::MAX as *const ();
+
+/// Stores a function under a number of `Function`.
+pub fn set(number: usize, function: *mut ()) {
+    if let Some(at) = REAL.get(number) {
+        at.store(function, Ordering::Release);
+    }
+}
+
+/// Looks up a symbol in libraries (dlsym(3)); null if there is none.
+pub fn symbol(libraries: *const (), name: &core::ffi::CStr) -> *mut () {
+    let dlsym = weak_symbol!("dlsym");
+    if dlsym.is_null() {
+        return null_mut();
+    }
+    // SAFETY: the function of that name has this type in every libc.
+    let dlsym: Dlsym = unsafe { core::mem::transmute(dlsym) };
+    // SAFETY: a C string.
+    unsafe { dlsym(libraries, name.as_ptr().cast()) }
+}
+
+/// A library that is loaded already; null if it is not.
+pub fn loaded_library(name: &core::ffi::CStr) -> *const () {
+    const RTLD_LAZY_NOLOAD: usize = 1 | 4;
+    let dlopen = LIBC_FUNCTIONS.get(libc_function::DLOPEN).map_or(null_mut(), |at| at.load(Ordering::Acquire));
+    if dlopen.is_null() {
+        return core::ptr::null();
+    }
+    // SAFETY: `dlopen` of libc, with a C string.
+    let found = unsafe { core::mem::transmute::<*mut (), Allocate>(dlopen)(name.as_ptr() as usize, RTLD_LAZY_NOLOAD, 0) };
+    found as *const ()
+}
+
+/// Stands for a function that is not there: the program checked whether it exists, and found the shim's.
+extern "C" fn missing<const NUMBER: u32>(a: usize, b: usize, c: usize) -> usize {
+    replace(super::request::function(NUMBER), a, b, c)
 }
 
 /// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls one of `LIBC_FUNCTIONS`.
@@ -217,17 +258,32 @@ pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
     if !look_up() {
         return from_bootstrap(function, a, b, c);
     }
-    if matches!(function, Function::Realloc | Function::Reallocarray)
+    if matches!(function, Function::Realloc | Function::Reallocarray | Function::Rallocx)
         && let Some(size) = bootstrap_size(a)
     {
-        return leave_bootstrap(a, size, if function == Function::Realloc { b } else { b.saturating_mul(c) });
+        let is_array = function == Function::Reallocarray;
+        return leave_bootstrap(a, size, if is_array { b.saturating_mul(c) } else { b });
     }
-    match get(function as usize) {
+    let (number, [a, b, c]) = match function {
+        // Exceptions cannot pass this library: null makes the entry point call the one that throws.
+        Function::New | Function::NewArray => (function as usize + NOTHROW, [a, NO_THROW.as_ptr() as usize, 0]),
+        Function::NewAligned | Function::NewArrayAligned => {
+            (function as usize + NOTHROW, [a, b, NO_THROW.as_ptr() as usize])
+        }
+        _ => (function as usize, [a, b, c]),
+    };
+    // Without an operator that does not throw there is no C++ library, and none throws.
+    match get(number).or_else(|| get(function as usize)) {
         // SAFETY: the allocator's function, with the program's arguments; it ignores extra ones.
         Some(real) => unsafe { real(a, b, c) },
         None => replace(function, a, b, c),
     }
 }
+
+/// Distance from an operator new to the one that does not throw.
+const NOTHROW: usize = Function::NewNothrow as usize - Function::New as usize;
+/// `std::nothrow`, of an empty type.
+static NO_THROW: [u8; 1] = [0];
 
 fn get(index: usize) -> Option<Allocate> {
     let function = REAL.get(index)?.load(Ordering::Acquire);
@@ -235,7 +291,7 @@ fn get(index: usize) -> Option<Allocate> {
     (!function.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Allocate>(function) })
 }
 
-/// Emulates a function that this libc lacks: the program checked whether it exists, and found the shim's.
+/// Emulates a function that this libc lacks.
 fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
     const PAGE: usize = 4096;
     match function {
@@ -253,7 +309,24 @@ fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
             unsafe { *(a as *mut usize) = block };
             0
         }
-        // Of every libc, or of macOS.
+        Function::Mallocx => {
+            // MALLOCX_LG_ALIGN, MALLOCX_ZERO (jemalloc(3)).
+            let (alignment, is_zero) = (1 << (b & 0x3f), b & 0x40 != 0);
+            match (alignment > 16, is_zero) {
+                (false, false) => allocate(Function::Malloc, a, 0, 0),
+                (false, true) => allocate(Function::Calloc, a, 1, 0),
+                (true, _) => {
+                    let block = allocate(Function::Memalign, alignment, a, 0);
+                    if is_zero && block != 0 {
+                        // SAFETY: as many bytes as were allocated.
+                        unsafe { core::ptr::write_bytes(block as *mut u8, 0, a) };
+                    }
+                    block
+                }
+            }
+        }
+        Function::Rallocx => allocate(Function::Realloc, a, b, 0),
+        // Of every libc, of macOS, or only called if they are there.
         _ => 0,
     }
 }

@@ -25,10 +25,25 @@ impl Request {
             Function::PosixMemalign | Function::ZoneMemalign => (0, c),
             Function::ZoneCalloc => (0, b.saturating_mul(c)),
             Function::ZoneRealloc => (b, c),
+            Function::New
+            | Function::NewArray
+            | Function::NewAligned
+            | Function::NewArrayAligned
+            | Function::NewNothrow
+            | Function::NewArrayNothrow
+            | Function::NewAlignedNothrow
+            | Function::NewArrayAlignedNothrow
+            | Function::Mallocx => (0, a),
+            Function::Rallocx => (a, b),
             Function::Mmap | Function::Mremap => (0, 0),
         };
         Self { old_block, size }
     }
+}
+
+/// Whether a function throws where it cannot allocate.
+pub fn throws(function: Function) -> bool {
+    matches!(function, Function::New | Function::NewArray | Function::NewAligned | Function::NewArrayAligned)
 }
 
 /// The function with the number that an entry point passes.
@@ -47,6 +62,16 @@ pub fn function(number: u32) -> Function {
         12 => Function::ZoneRealloc,
         13 => Function::ZoneMemalign,
         14 => Function::ZoneValloc,
+        17 => Function::New,
+        18 => Function::NewArray,
+        19 => Function::NewAligned,
+        20 => Function::NewArrayAligned,
+        21 => Function::NewNothrow,
+        22 => Function::NewArrayNothrow,
+        23 => Function::NewAlignedNothrow,
+        24 => Function::NewArrayAlignedNothrow,
+        25 => Function::Mallocx,
+        26 => Function::Rallocx,
         _ => Function::Pvalloc,
     }
 }

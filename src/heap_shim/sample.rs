@@ -43,27 +43,29 @@ pub unsafe extern "C" fn allocate(
     let thread = Thread::current();
     let before = thread.bytes_to_sample().wrapping_add(size);
     let sp = registers[super::entry::SP];
+    // After null, the entry point calls an operator new that throws: an exception cannot pass this library.
+    let pass = || if request::throws(function) { 0 } else { real::allocate(function, a, b, c) };
     // The allocator calls itself, or the handler of a fault allocates. A higher stack pointer means that
     // longjmp left the earlier call.
     if thread.active_sp() != 0 && sp <= thread.active_sp() {
         thread.set_bytes_to_sample(before);
-        return real::allocate(function, a, b, c);
+        return pass();
     }
     let settings = match process::status() {
         Status::Recording(settings) => settings,
         Status::Later => {
             thread.set_bytes_to_sample(before);
-            return real::allocate(function, a, b, c);
+            return pass();
         }
         Status::Off => {
             thread.set_bytes_to_sample(NEVER);
-            return real::allocate(function, a, b, c);
+            return pass();
         }
     };
     let is_sampled = count_bytes(settings, thread, before, size);
     let is_tracked = old_block != 0 && process::blocks().is_some_and(|blocks| blocks.contains(old_block));
     if !is_sampled && !is_tracked {
-        return real::allocate(function, a, b, c);
+        return pass();
     }
 
     let _blocked = BlockedSignals::new();
@@ -71,7 +73,10 @@ pub unsafe extern "C" fn allocate(
     thread.set_active_sp(sp);
     // Before the allocator can give the block to another thread.
     let is_tracked = is_tracked && release(thread, old_block);
+    let left = thread.bytes_to_sample();
     let result = real::allocate(function, a, b, c);
+    // Without what the allocator counted by calling itself.
+    thread.set_bytes_to_sample(left);
     let block = match function {
         // An int: the upper half of the register is undefined.
         Function::PosixMemalign if result as i32 != 0 => 0,
@@ -122,6 +127,12 @@ pub unsafe extern "C" fn free(address: usize) {
 pub unsafe extern "C" fn free_in_zone(zone: usize, address: usize) {
     forget(address);
     real::free_in_zone(zone, address);
+}
+
+/// Handles a function that frees a block that may be sampled, before it is called.
+#[cfg(not(target_vendor = "apple"))]
+pub extern "C" fn forget_block(address: usize) {
+    forget(address);
 }
 
 /// Records the free of a block that may be sampled, before the allocator gets it back.

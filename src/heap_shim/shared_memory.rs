@@ -165,6 +165,10 @@ pub struct Control {
     pub seccomp_filters: u64,
     /// Nonzero: anonymous mappings are recorded, too.
     pub records_mappings: u64,
+    /// Libraries that were loaded with RTLD_DEEPBIND or into another namespace: their calls do not reach the shim.
+    pub unseen_libraries: AtomicU64,
+    /// Peak memory of the largest process with such a library that has reached its exit, bytes.
+    pub peak_with_unseen: AtomicU64,
 }
 
 /// Why a process has no ring: the index into `Control::refusals`.
@@ -389,6 +393,26 @@ pub enum Function {
     Mmap = 15,
     /// `mremap`.
     Mremap = 16,
+    /// `operator new(size)` of an allocator that has one of its own.
+    New = 17,
+    /// `operator new[](size)`.
+    NewArray = 18,
+    /// `operator new(size, alignment)`.
+    NewAligned = 19,
+    /// `operator new[](size, alignment)`.
+    NewArrayAligned = 20,
+    /// `operator new(size, nothrow)`. Each is four after the one that throws.
+    NewNothrow = 21,
+    /// `operator new[](size, nothrow)`.
+    NewArrayNothrow = 22,
+    /// `operator new(size, alignment, nothrow)`.
+    NewAlignedNothrow = 23,
+    /// `operator new[](size, alignment, nothrow)`.
+    NewArrayAlignedNothrow = 24,
+    /// `mallocx` of jemalloc.
+    Mallocx = 25,
+    /// `rallocx` of jemalloc.
+    Rallocx = 26,
 }
 
 /// Number of registers in a record.

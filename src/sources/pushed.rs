@@ -160,6 +160,9 @@ pub struct AllocationLosses {
     pub refused: Vec<(&'static str, u64)>,
     /// Processes of the command that were seen to run without the shim, by reason: at least as many.
     pub without_shim: Vec<(&'static str, u64)>,
+    /// Libraries whose calls of the allocator are not seen, and the peak memory of the largest process that loaded one, if
+    /// that is known.
+    pub unseen_libraries: (u64, Option<u64>),
     /// Records of samples or frees that did not fit, of unknown kind.
     pub records: u64,
     /// Why the source stopped before the recording ended, or what goes on after it.

@@ -5,6 +5,7 @@
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
 use super::mmap_calls;
+use super::operators::{self, FREES, NEW};
 use super::process::{self, FILTER, MAPPINGS};
 use super::real::{self, LIBC_FUNCTIONS, REAL, libc_function};
 use super::sample;
@@ -70,13 +71,59 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
+/// As `allocate_slowly`, for an operator new: if it returns null, the operator throws.
+///
+/// # Safety
+/// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
+#[unsafe(naked)]
+unsafe extern "C" fn new_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub rsp, 104",
+        ".cfi_def_cfa_offset 112",
+        "mov qword ptr [rsp], rbx",
+        "mov qword ptr [rsp + 8], rbp",
+        "mov qword ptr [rsp + 16], r12",
+        "mov qword ptr [rsp + 24], r13",
+        "mov qword ptr [rsp + 32], r14",
+        "mov qword ptr [rsp + 40], r15",
+        // After the return.
+        "lea rcx, [rsp + 112]",
+        "mov qword ptr [rsp + 48], rcx",
+        "mov rcx, qword ptr [rsp + 104]",
+        "mov qword ptr [rsp + 56], rcx",
+        "mov qword ptr [rsp + 72], rdi",
+        "mov qword ptr [rsp + 80], rsi",
+        "mov qword ptr [rsp + 88], rax",
+        "mov rcx, rsp",
+        "mov r8d, eax",
+        "call {allocate}",
+        "mov rdi, qword ptr [rsp + 72]",
+        "mov rsi, qword ptr [rsp + 80]",
+        "mov rcx, qword ptr [rsp + 88]",
+        "add rsp, 104",
+        ".cfi_def_cfa_offset 8",
+        "test rax, rax",
+        "je 2f",
+        "ret",
+        "2: lea rax, [rip + {real}]",
+        "jmp qword ptr [rax + 8 * rcx]",
+        ".cfi_endproc",
+        allocate = sym sample::allocate,
+        real = sym REAL,
+    )
+}
+
 /// Defines a function with this name and number; its size is computed into rax.
 macro_rules! allocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
+        allocation!($name, $function, allocate_slowly; $($size),+);
+    };
+    ($name:ident, $function:ident, $slow:path; $($size:literal),+) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
                 $($size,)+
@@ -90,7 +137,7 @@ macro_rules! allocation {
                 ".cfi_endproc",
                 real = sym REAL,
                 function = const Function::$function as usize,
-                slow = sym allocate_slowly,
+                slow = sym $slow,
             )
         }
     };
@@ -136,7 +183,7 @@ macro_rules! free {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
                 "mov eax, edi",
@@ -176,6 +223,8 @@ allocation!(aligned_alloc, AlignedAlloc, "mov rax, rsi");
 allocation!(memalign, Memalign, "mov rax, rsi");
 allocation!(valloc, Valloc, "mov rax, rdi");
 allocation!(pvalloc, Pvalloc, "mov rax, rdi");
+allocation!(mallocx, Mallocx, "mov rax, rdi");
+reallocation!(rallocx, Rallocx, "mov rax, rsi");
 free!(free);
 free!(cfree);
 free!(free_sized);
@@ -276,6 +325,128 @@ observed!(sysv_signal, libc_function::SYSV_SIGNAL, set_handler,);
 observed!(__sysv_signal, libc_function::UNDERSCORE_SYSV_SIGNAL, set_handler,);
 observed!(ssignal, libc_function::SSIGNAL, set_handler,);
 observed!(sigset, libc_function::SIGSET, set_handler,);
+
+// RTLD_DEEPBIND; LM_ID_BASE.
+observed!(dlopen, libc_function::DLOPEN, count_unseen_library, "test esi, 8", "je 2f");
+observed!(dlmopen, libc_function::DLMOPEN, count_unseen_library, "test rdi, rdi", "je 2f");
+
+keeping_arguments!(count_unseen_library, process::count_unseen_library);
+keeping_arguments!(look_up_operators, operators::look_up);
+keeping_arguments!(forget, sample::forget_block);
+
+/// Defines an operator new, which continues where `operators` says.
+macro_rules! operator_new {
+    ($name:ident, $function:ident) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "2: mov r11, qword ptr [rip + {new} + 8 * {index}]",
+                "test r11, r11",
+                "je 3f",
+                "jmp r11",
+                "3: call {look_up}",
+                "jmp 2b",
+                ".cfi_endproc",
+                new = sym NEW,
+                look_up = sym look_up_operators,
+                index = const Function::$function as usize - Function::New as usize,
+            )
+        }
+    };
+}
+
+operator_new!(_Znwm, New);
+operator_new!(_Znam, NewArray);
+operator_new!(_ZnwmSt11align_val_t, NewAligned);
+operator_new!(_ZnamSt11align_val_t, NewArrayAligned);
+operator_new!(_ZnwmRKSt9nothrow_t, NewNothrow);
+operator_new!(_ZnamRKSt9nothrow_t, NewArrayNothrow);
+operator_new!(_ZnwmSt11align_val_tRKSt9nothrow_t, NewAlignedNothrow);
+operator_new!(_ZnamSt11align_val_tRKSt9nothrow_t, NewArrayAlignedNothrow);
+
+allocation!(stackprof_heap_new, New, new_slowly; "mov rax, rdi");
+allocation!(stackprof_heap_new_array, NewArray, new_slowly; "mov rax, rdi");
+allocation!(stackprof_heap_new_aligned, NewAligned, new_slowly; "mov rax, rdi");
+allocation!(stackprof_heap_new_array_aligned, NewArrayAligned, new_slowly; "mov rax, rdi");
+allocation!(stackprof_heap_new_nothrow, NewNothrow, "mov rax, rdi");
+allocation!(stackprof_heap_new_array_nothrow, NewArrayNothrow, "mov rax, rdi");
+allocation!(stackprof_heap_new_aligned_nothrow, NewAlignedNothrow, "mov rax, rdi");
+allocation!(stackprof_heap_new_array_aligned_nothrow, NewArrayAlignedNothrow, "mov rax, rdi");
+
+/// Where an operator new of the allocator continues, in the order of their numbers.
+pub const COUNTED_NEW: [unsafe extern "C" fn(); 8] = [
+    stackprof_heap_new,
+    stackprof_heap_new_array,
+    stackprof_heap_new_aligned,
+    stackprof_heap_new_array_aligned,
+    stackprof_heap_new_nothrow,
+    stackprof_heap_new_array_nothrow,
+    stackprof_heap_new_aligned_nothrow,
+    stackprof_heap_new_array_aligned_nothrow,
+];
+
+/// An operator new with alignment where no library has one.
+///
+/// # Safety
+/// Jumped to with a size and an alignment.
+#[unsafe(naked)]
+pub unsafe extern "C" fn new_aligned() {
+    naked_asm!("xchg rdi, rsi", "jmp {aligned_alloc}", aligned_alloc = sym aligned_alloc)
+}
+
+/// Defines a function that frees the block in rdi, and continues where `operators` says.
+macro_rules! operator_free {
+    ($name:ident, $index:literal) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "mov eax, edi",
+                "shr eax, {shift}",
+                "and eax, {mask}",
+                "lea rcx, [rip + {filter}]",
+                "cmp byte ptr [rcx + rax], 0",
+                "jne 4f",
+                "2: mov r11, qword ptr [rip + {frees} + 8 * {index}]",
+                "test r11, r11",
+                "je 3f",
+                "jmp r11",
+                "3: call {look_up}",
+                "jmp 2b",
+                "4: call {forget}",
+                "jmp 2b",
+                ".cfi_endproc",
+                frees = sym FREES,
+                filter = sym FILTER,
+                shift = const FILTER_SHIFT,
+                mask = const FILTER_SIZE - 1,
+                look_up = sym look_up_operators,
+                forget = sym forget,
+                index = const $index,
+            )
+        }
+    };
+}
+
+operator_free!(_ZdlPv, 0);
+operator_free!(_ZdaPv, 1);
+operator_free!(_ZdlPvm, 2);
+operator_free!(_ZdaPvm, 3);
+operator_free!(_ZdlPvSt11align_val_t, 4);
+operator_free!(_ZdaPvSt11align_val_t, 5);
+operator_free!(_ZdlPvmSt11align_val_t, 6);
+operator_free!(_ZdaPvmSt11align_val_t, 7);
+operator_free!(_ZdlPvRKSt9nothrow_t, 8);
+operator_free!(_ZdaPvRKSt9nothrow_t, 9);
+operator_free!(_ZdlPvSt11align_val_tRKSt9nothrow_t, 10);
+operator_free!(_ZdaPvSt11align_val_tRKSt9nothrow_t, 11);
+operator_free!(dallocx, 12);
+operator_free!(sdallocx, 13);
 
 /// Stores six arguments and the caller's registers, and calls `mmap_calls::handle` with these and the number in eax.
 ///

@@ -20,6 +20,7 @@ mod number {
     pub const SCHED_YIELD: usize = 24;
     pub const MADVISE: usize = 28;
     pub const GETPID: usize = 39;
+    pub const GETRUSAGE: usize = 98;
     pub const FTRUNCATE: usize = 77;
     pub const PRCTL: usize = 157;
     pub const GETTID: usize = 186;
@@ -46,6 +47,7 @@ mod number {
     pub const SCHED_YIELD: usize = 124;
     pub const RT_SIGACTION: usize = 134;
     pub const RT_SIGPROCMASK: usize = 135;
+    pub const GETRUSAGE: usize = 165;
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
     pub const GETTID: usize = 178;
@@ -284,6 +286,9 @@ impl Thread {
     }
 }
 
+#[path = "usage_linux.rs"]
+mod usage;
+pub use usage::peak_resident_bytes;
 #[path = "signals_linux.rs"]
 mod signals;
 pub use signals::{BlockedSignals, observe_syscall, set_action, set_handler};

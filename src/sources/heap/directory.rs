@@ -189,6 +189,14 @@ impl Directory {
         self.word(offset_of!(Control, programs))
     }
 
+    /// Libraries that processes loaded and whose calls do not reach the shim, and the peak memory of the largest of these
+    /// processes, if one has ended.
+    #[must_use]
+    pub fn unseen_libraries(&self) -> (u64, Option<u64>) {
+        let peak_bytes = self.word(offset_of!(Control, peak_with_unseen));
+        (self.word(offset_of!(Control, unseen_libraries)), Some(peak_bytes).filter(|bytes| *bytes > 0))
+    }
+
     /// Processes that took a sample and could not report it, by reason.
     #[must_use]
     pub fn refused(&self) -> Vec<(&'static str, u64)> {

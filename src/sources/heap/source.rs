@@ -346,6 +346,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             programs: self.directory.programs(),
             refused: self.directory.refused(),
             without_shim: self.main().process().without_shim(),
+            unseen_libraries: self.directory.unseen_libraries(),
             ended_early,
             still_runs: self.exit.is_none(),
             ..AllocationLosses::default()

@@ -9,7 +9,7 @@ mod process;
 mod reasons;
 mod without_shim;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +42,9 @@ pub(super) fn start(
     spawner: &Spawner,
 ) -> Result<HeapSource<LinuxProcess>> {
     let directory = Directory::make(shim, options)?;
-    let command = Launch { environment: directory.environment(), ..command.clone() };
+    let mut environment = directory.environment();
+    environment.push(sanitizer_options(std::env::var_os(SANITIZER_VARIABLE)));
+    let command = Launch { environment, ..command.clone() };
     let cannot_run = |error: std::io::Error| describe::cannot_run(&command, &error);
     let held = launch::hold(spawner, &command).map_err(cannot_run)?;
     let pid = held.pid;
@@ -60,6 +62,18 @@ pub(super) fn start(
     Ok(HeapSource::new(directory, options, LinuxProcess::new(pid, process, files), clock))
 }
 
+const SANITIZER_VARIABLE: &str = "ASAN_OPTIONS";
+
+/// AddressSanitizer wants to be the first library and ends the program otherwise; after the shim it works all the same.
+fn sanitizer_options(given: Option<OsString>) -> (OsString, OsString) {
+    let mut options = given.filter(|given| !given.is_empty()).map_or_else(OsString::new, |mut given| {
+        given.push(":");
+        given
+    });
+    options.push("verify_asan_link_order=0");
+    (SANITIZER_VARIABLE.into(), options)
+}
+
 /// The name that the kernel gives to a process that runs this program: the first 15 bytes of the file's name
 /// (`TASK_COMM_LEN`, `__set_task_comm` in fs/exec.c).
 fn command_name(program: &OsStr) -> String {
@@ -72,4 +86,21 @@ fn command_name(program: &OsStr) -> String {
 pub(in crate::sources) fn process_of(pid: u32) -> LinuxProcess {
     let pid = pid.cast_signed();
     LinuxProcess::new(pid, describe::describe(pid), Arc::new(TargetFiles::of(pid)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_a_sanitizer_are_kept() {
+        for (given, expected) in [
+            (None, "verify_asan_link_order=0"),
+            (Some(""), "verify_asan_link_order=0"),
+            (Some("detect_leaks=0"), "detect_leaks=0:verify_asan_link_order=0"),
+        ] {
+            let (name, options) = sanitizer_options(given.map(OsString::from));
+            assert_eq!((name.to_str(), options.to_str()), (Some("ASAN_OPTIONS"), Some(expected)));
+        }
+    }
 }
