@@ -8,7 +8,8 @@ use std::process::Command;
 use crate::program::{Directory, Logged, Settings, fixtures, log_of};
 use crate::ring::{Record, Ring};
 use crate::shared_memory::{
-    Function, MAPS_PREFIX, Origin, RING_PREFIX, RingHeader, aarch64_register, flag, x86_64_register,
+    Function, MAPS_PREFIX, Origin, RING_PREFIX, RingHeader, aarch64_register, flag, image_list,
+    x86_64_register,
 };
 
 /// The program's return address, stack pointer and frame pointer from the registers.
@@ -93,6 +94,41 @@ fn check_log(mode: &str, program: &Path) {
 #[test]
 fn each_allocation_function_is_recorded() {
     check_log("calls", &fixtures().calls);
+}
+
+/// Of an allocator that has its own, and where no library has them.
+#[test]
+fn operators_and_functions_of_an_allocator_are_recorded() {
+    check_log("operators", &fixtures().calls_of_library);
+    check_log("operators", &fixtures().calls);
+}
+
+#[test]
+fn images_are_listed_before_an_unload() {
+    let plugin = fixtures().allocator.to_str().unwrap();
+    let directory = Directory::new(Settings::all());
+    directory.run(&fixtures().calls, &["plugin", plugin]);
+    let ring = directory.ring().unwrap();
+    let has_plugin = |name: String| {
+        let text = fs::read_to_string(directory.path().join(name)).unwrap();
+        text.contains(plugin)
+    };
+    let name = ring.name.replace(RING_PREFIX, MAPS_PREFIX);
+    assert!(!has_plugin(name.clone()) && has_plugin(name.clone() + ".0") && !has_plugin(name + ".end"));
+    // Its own blocks are in that list, the output after it is in the next one.
+    let lists: Vec<u32> = ring
+        .take_all()
+        .iter()
+        .filter_map(|record| match record {
+            Record::Allocation(allocation) => Some(image_list::decode(allocation.images)),
+            _ => None,
+        })
+        .map(|(number, is_changing)| {
+            assert!(!is_changing, "one thread");
+            number
+        })
+        .collect();
+    assert!(lists.contains(&0) && lists.is_sorted() && lists.iter().all(|number| *number < 2), "{lists:?}");
 }
 
 #[test]

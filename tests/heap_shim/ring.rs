@@ -29,6 +29,7 @@ pub(crate) struct Allocated {
     pub(crate) tid: u32,
     pub(crate) function: u32,
     pub(crate) flags: u8,
+    pub(crate) images: u32,
     pub(crate) registers: Vec<u64>,
     pub(crate) stack: Vec<u8>,
 }
@@ -136,6 +137,7 @@ fn parse(word: Word, bytes: &[u8]) -> Record {
                 tid: u32_at(32),
                 function: u32_at(36),
                 flags: word.flags,
+                images: u32_at(44),
                 registers: (0..16).map(|index| u64_at(48 + 8 * index)).collect(),
                 stack: bytes[176..176 + stack_size].to_vec(),
             })

@@ -5,6 +5,7 @@
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::mmap_calls;
+use super::operators::{self, FREES, NEW};
 use super::process::{self, FILTER, MAPPINGS};
 use super::real::{self, LIBC_FUNCTIONS, REAL, libc_function};
 use super::sample;
@@ -75,13 +76,65 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
+/// As `allocate_slowly`, for an operator new: if it returns null, the operator throws.
+///
+/// # Safety
+/// Jumped to by an entry point, so that x30 is the return address of its caller.
+#[unsafe(naked)]
+unsafe extern "C" fn new_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub sp, sp, #176",
+        ".cfi_def_cfa_offset 176",
+        "stp x29, x30, [sp, #160]",
+        ".cfi_offset w29, -16",
+        ".cfi_offset w30, -8",
+        "stp x19, x20, [sp]",
+        "stp x21, x22, [sp, #16]",
+        "stp x23, x24, [sp, #32]",
+        "stp x25, x26, [sp, #48]",
+        "stp x27, x28, [sp, #64]",
+        "stp x29, x30, [sp, #80]",
+        // The stack pointer after the return, and the return address.
+        "add x9, sp, #176",
+        "stp x9, x30, [sp, #96]",
+        "stp x0, x1, [sp, #128]",
+        "str x16, [sp, #144]",
+        "add x29, sp, #160",
+        "mov x3, sp",
+        "mov w4, w16",
+        "bl {allocate}",
+        "mov x9, x0",
+        "ldp x0, x1, [sp, #128]",
+        "ldr x16, [sp, #144]",
+        "ldp x29, x30, [sp, #160]",
+        "add sp, sp, #176",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore w29",
+        ".cfi_restore w30",
+        "cbz x9, 2f",
+        "mov x0, x9",
+        "ret",
+        "2: adrp x17, {real}",
+        "add x17, x17, :lo12:{real}",
+        "ldr x16, [x17, x16, lsl #3]",
+        "br x16",
+        ".cfi_endproc",
+        allocate = sym sample::allocate,
+        real = sym REAL,
+    )
+}
+
 /// Defines a function with this name and number; its size is computed into x9.
 macro_rules! allocation {
     ($name:ident, $function:ident, $($size:literal),+) => {
+        allocation!($name, $function, allocate_slowly; $($size),+);
+    };
+    ($name:ident, $function:ident, $slow:path; $($size:literal),+) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
                 $($size,)+
@@ -101,7 +154,7 @@ macro_rules! allocation {
                 ".cfi_endproc",
                 real = sym REAL,
                 function = const Function::$function as usize,
-                slow = sym allocate_slowly,
+                slow = sym $slow,
             )
         }
     };
@@ -152,7 +205,7 @@ macro_rules! free {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
                 "ubfx x13, x0, #{shift}, #{bits}",
@@ -192,6 +245,8 @@ allocation!(aligned_alloc, AlignedAlloc, "mov x9, x1");
 allocation!(memalign, Memalign, "mov x9, x1");
 allocation!(valloc, Valloc, "mov x9, x0");
 allocation!(pvalloc, Pvalloc, "mov x9, x0");
+allocation!(mallocx, Mallocx, "mov x9, x0");
+reallocation!(rallocx, Rallocx, "mov x9, x1");
 free!(free);
 free!(cfree);
 free!(free_sized);
@@ -301,6 +356,127 @@ observed!(sysv_signal, libc_function::SYSV_SIGNAL, set_handler,);
 observed!(__sysv_signal, libc_function::UNDERSCORE_SYSV_SIGNAL, set_handler,);
 observed!(ssignal, libc_function::SSIGNAL, set_handler,);
 observed!(sigset, libc_function::SIGSET, set_handler,);
+
+// RTLD_DEEPBIND; LM_ID_BASE.
+observed!(dlopen, libc_function::DLOPEN, count_unseen_library, "tbz w1, #3, 2f");
+observed!(dlmopen, libc_function::DLMOPEN, count_unseen_library, "cbz x0, 2f");
+
+keeping_arguments!(count_unseen_library, process::count_unseen_library);
+keeping_arguments!(look_up_operators, operators::look_up);
+keeping_arguments!(forget, sample::forget_block);
+
+/// Defines an operator new, which continues where `operators` says.
+macro_rules! operator_new {
+    ($name:ident, $function:ident) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "2: adrp x16, {new} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{new} + 8 * {index}]",
+                "cbz x16, 3f",
+                "br x16",
+                "3: adr x17, 2b",
+                "b {look_up}",
+                ".cfi_endproc",
+                new = sym NEW,
+                look_up = sym look_up_operators,
+                index = const Function::$function as usize - Function::New as usize,
+            )
+        }
+    };
+}
+
+operator_new!(_Znwm, New);
+operator_new!(_Znam, NewArray);
+operator_new!(_ZnwmSt11align_val_t, NewAligned);
+operator_new!(_ZnamSt11align_val_t, NewArrayAligned);
+operator_new!(_ZnwmRKSt9nothrow_t, NewNothrow);
+operator_new!(_ZnamRKSt9nothrow_t, NewArrayNothrow);
+operator_new!(_ZnwmSt11align_val_tRKSt9nothrow_t, NewAlignedNothrow);
+operator_new!(_ZnamSt11align_val_tRKSt9nothrow_t, NewArrayAlignedNothrow);
+
+allocation!(stackprof_heap_new, New, new_slowly; "mov x9, x0");
+allocation!(stackprof_heap_new_array, NewArray, new_slowly; "mov x9, x0");
+allocation!(stackprof_heap_new_aligned, NewAligned, new_slowly; "mov x9, x0");
+allocation!(stackprof_heap_new_array_aligned, NewArrayAligned, new_slowly; "mov x9, x0");
+allocation!(stackprof_heap_new_nothrow, NewNothrow, "mov x9, x0");
+allocation!(stackprof_heap_new_array_nothrow, NewArrayNothrow, "mov x9, x0");
+allocation!(stackprof_heap_new_aligned_nothrow, NewAlignedNothrow, "mov x9, x0");
+allocation!(stackprof_heap_new_array_aligned_nothrow, NewArrayAlignedNothrow, "mov x9, x0");
+
+/// Where an operator new of the allocator continues, in the order of their numbers.
+pub const COUNTED_NEW: [unsafe extern "C" fn(); 8] = [
+    stackprof_heap_new,
+    stackprof_heap_new_array,
+    stackprof_heap_new_aligned,
+    stackprof_heap_new_array_aligned,
+    stackprof_heap_new_nothrow,
+    stackprof_heap_new_array_nothrow,
+    stackprof_heap_new_aligned_nothrow,
+    stackprof_heap_new_array_aligned_nothrow,
+];
+
+/// An operator new with alignment where no library has one.
+///
+/// # Safety
+/// Jumped to with a size and an alignment.
+#[unsafe(naked)]
+pub unsafe extern "C" fn new_aligned() {
+    naked_asm!("mov x9, x0", "mov x0, x1", "mov x1, x9", "b {aligned_alloc}", aligned_alloc = sym aligned_alloc)
+}
+
+/// Defines a function that frees the block in x0, and continues where `operators` says.
+macro_rules! operator_free {
+    ($name:ident, $index:literal) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "ubfx x13, x0, #{shift}, #{bits}",
+                "adrp x14, {filter}",
+                "add x14, x14, :lo12:{filter}",
+                "ldrb w13, [x14, x13]",
+                "cbnz w13, 4f",
+                "2: adrp x16, {frees} + 8 * {index}",
+                "ldr x16, [x16, :lo12:{frees} + 8 * {index}]",
+                "cbz x16, 3f",
+                "br x16",
+                "3: adr x17, 2b",
+                "b {look_up}",
+                "4: adr x17, 2b",
+                "b {forget}",
+                ".cfi_endproc",
+                frees = sym FREES,
+                filter = sym FILTER,
+                shift = const FILTER_SHIFT,
+                bits = const FILTER_BITS,
+                look_up = sym look_up_operators,
+                forget = sym forget,
+                index = const $index,
+            )
+        }
+    };
+}
+
+operator_free!(_ZdlPv, 0);
+operator_free!(_ZdaPv, 1);
+operator_free!(_ZdlPvm, 2);
+operator_free!(_ZdaPvm, 3);
+operator_free!(_ZdlPvSt11align_val_t, 4);
+operator_free!(_ZdaPvSt11align_val_t, 5);
+operator_free!(_ZdlPvmSt11align_val_t, 6);
+operator_free!(_ZdaPvmSt11align_val_t, 7);
+operator_free!(_ZdlPvRKSt9nothrow_t, 8);
+operator_free!(_ZdaPvRKSt9nothrow_t, 9);
+operator_free!(_ZdlPvSt11align_val_tRKSt9nothrow_t, 10);
+operator_free!(_ZdaPvSt11align_val_tRKSt9nothrow_t, 11);
+operator_free!(dallocx, 12);
+operator_free!(sdallocx, 13);
 
 /// Stores six arguments and the caller's registers, and calls `mmap_calls::handle` with these and the number in w16.
 ///
