@@ -177,6 +177,7 @@ impl PerfSource {
         });
         let now_ns = monotonic_ns();
         self.events.enable()?;
+        self.pipeline.read_running();
         self.list_threads(now_ns);
         Ok(())
     }

@@ -55,6 +55,11 @@ impl Pipeline {
         self.update_processes();
     }
 
+    /// Reads what names need of the processes that run already; their later changes are recorded.
+    pub(in super::super) fn read_running(&mut self) {
+        self.processes.read_running(&*self.system.procfs);
+    }
+
     /// The selection of processes.
     pub(in super::super) fn filter(&self) -> &ProcessFilter {
         self.processes.filter()

@@ -20,6 +20,9 @@ use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::{images, threads};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
+/// Maximum number of threads of a process whose names are read before their first samples.
+const NAMES_MAX: usize = 1024;
+
 /// A sampled process.
 pub(in super::super) struct ProcessEntry {
     pid: pid_t,
@@ -102,6 +105,18 @@ impl ProcessEntry {
         let process =
             Process { pid: pid.unsigned_abs(), name, command: String::new(), ..self.process.clone() };
         ProcessEntry::with(pid, process, self.images.new_for(pid, started))
+    }
+
+    /// Reads what names need of a running process: it may have ended when its first sample is processed.
+    pub(super) fn read_running(&mut self, procfs: &dyn Procfs) {
+        if self.awaits_exec {
+            return;
+        }
+        self.images.read_running(&self.process.name);
+        self.main_stack_top(procfs);
+        for tid in procfs.threads(self.pid).into_iter().take(NAMES_MAX) {
+            self.inherited_name(tid, procfs);
+        }
     }
 
     /// Its pid.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::clocks::monotonic_ns;
@@ -16,7 +17,7 @@ use crate::sources::Fault;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::Maps;
 use crate::sources::linux::program_path::StartPath;
-use crate::sources::linux::{sys, threads};
+use crate::sources::linux::{proc, sys, threads};
 
 /// Time for which only records describe the memory of a new program, nanoseconds.
 const RECORDS_HOLD_NS: u64 = 1_000_000_000;
@@ -34,6 +35,8 @@ pub(super) struct ProcessImages {
     files_inherited: bool,
     /// Executable memory by the records, or as last read.
     history: MmapHistory,
+    /// Files without a name, by device and inode: only a running process leads to them.
+    deleted: HashMap<(u64, u64), ImageBytes>,
     /// Time since which all of its executable memory is known from records (monotonic clock): an exec, or the
     /// start of the process.
     from_records_ns: Option<u64>,
@@ -50,8 +53,26 @@ impl ProcessImages {
             files,
             files_inherited: false,
             history: MmapHistory::default(),
+            deleted: HashMap::new(),
             from_records_ns: None,
         }
+    }
+
+    /// Reads what naming needs of a running process of this name: it may have ended when its first sample is
+    /// processed. Records continue the list of mappings.
+    pub(super) fn read_running(&mut self, name: &str) {
+        let mut mappings = Vec::new();
+        if self.maps.read_through(&mut self.memory_of, std::iter::empty(), &mut mappings).is_err() {
+            return;
+        }
+        self.maps.place_moved_text(self.memory_of, &mut mappings);
+        self.program_path(name, &mappings);
+        for mapping in mappings.iter().filter(|mapping| proc::without_deleted(&mapping.path).1) {
+            if let Ok(bytes) = self.maps.bytes(self.memory_of, mapping) {
+                self.deleted.insert(mapping.identity, bytes);
+            }
+        }
+        self.history.replace(&mappings);
     }
 
     /// Images of another process: `started` by this one just now, or found running.
@@ -60,6 +81,7 @@ impl ProcessImages {
             files_inherited: true,
             start_path: if started { self.start_path.clone() } else { StartPath::default() },
             history: if started { self.history.clone() } else { MmapHistory::default() },
+            deleted: if started { self.deleted.clone() } else { HashMap::new() },
             ..ProcessImages::new(pid, Arc::clone(&self.files))
         }
     }
@@ -97,6 +119,7 @@ impl ProcessImages {
     /// Records an exec at this time, with the mappings of the new program in records.
     pub(super) fn exec_at(&mut self, at_ns: u64) {
         self.history.clear();
+        self.deleted.clear();
         self.from_records_ns = Some(at_ns);
     }
 
@@ -151,11 +174,55 @@ impl ProcessImages {
         // While it ran, its program could not be written to (ETXTBSY), but since then it could.
         let ago = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
         let seen = SystemTime::now().checked_sub(ago);
-        self.maps.last_bytes(self.memory_of, mapping, &self.files, seen)
+        let bytes = self.maps.last_bytes(self.memory_of, mapping, &self.files, seen);
+        bytes.or_else(|why| self.deleted.get(&mapping.identity).cloned().ok_or(why))
     }
 
     /// Reads memory of the process.
     pub(super) fn read_memory(&self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::Command;
+
+    use super::*;
+
+    /// Its first samples are processed after it ended.
+    #[test]
+    fn what_names_need_outlives_a_process_without_samples() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::copy("/bin/sleep", &file).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for is_deleted in [false, true] {
+            let mut child = Command::new(&link).arg("60").spawn().unwrap();
+            if is_deleted {
+                std::fs::remove_file(&file).unwrap();
+            }
+            let pid = child.id().cast_signed();
+            let mut images = ProcessImages::new(pid, Arc::new(TargetFiles::of(pid)));
+            images.read_running("link");
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let mut mappings = Vec::new();
+            images.mappings(std::iter::empty(), &mut mappings).unwrap();
+            let is_program = |mapping: &&Mapping| mapping.path.starts_with(file.to_str().unwrap());
+            let program = mappings.iter().find(is_program).unwrap();
+            let bytes = images.bytes(program, monotonic_ns());
+            if is_deleted {
+                // Only with CAP_CHECKPOINT_RESTORE do links lead to such a file.
+                let has_rights = std::fs::read_dir("/proc/self/map_files").unwrap().next().unwrap().unwrap();
+                let has_rights = std::fs::metadata(has_rights.path()).is_ok();
+                assert_eq!(bytes.is_ok(), has_rights);
+            } else {
+                assert!(bytes.is_ok());
+                let started_as = images.program_path("link", &mappings).unwrap().started_as.clone();
+                assert_eq!(started_as, link.to_str().unwrap());
+            }
+        }
     }
 }

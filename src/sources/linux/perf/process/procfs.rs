@@ -30,6 +30,9 @@ pub(in super::super) trait Procfs {
     /// The file name of its program.
     fn program(&self, pid: pid_t) -> Option<Vec<u8>>;
 
+    /// The threads of a process.
+    fn threads(&self, pid: pid_t) -> Vec<pid_t>;
+
     /// The name of a thread.
     fn thread_name(&self, pid: pid_t, tid: pid_t) -> Option<String>;
 
@@ -76,6 +79,10 @@ impl Procfs for SystemProcfs {
     fn program(&self, pid: pid_t) -> Option<Vec<u8>> {
         let file = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
         Some(file.file_name()?.as_encoded_bytes().to_vec())
+    }
+
+    fn threads(&self, pid: pid_t) -> Vec<pid_t> {
+        threads::list(pid).unwrap_or_default()
     }
 
     fn thread_name(&self, pid: pid_t, tid: pid_t) -> Option<String> {

@@ -170,6 +170,11 @@ impl ProcessTable {
         }
     }
 
+    /// Reads what names need of the processes that run already, once their records are kept.
+    pub(in super::super) fn read_running(&mut self, procfs: &dyn Procfs) {
+        self.entries.values_mut().filter(|entry| entry.pid() > 0).for_each(|entry| entry.read_running(procfs));
+    }
+
     /// Whether a process is selected; decides for a new one.
     pub(in super::super) fn select(&mut self, pid: pid_t, procfs: &dyn Procfs) -> bool {
         self.select_with_ancestors(pid, None, 0, procfs)

@@ -70,6 +70,11 @@ impl Procfs for Machine {
         self.0.borrow().process(pid).map(|process| process.name.clone().into_bytes())
     }
 
+    fn threads(&self, pid: pid_t) -> Vec<pid_t> {
+        let kernel = self.0.borrow();
+        kernel.process(pid).map(|process| process.threads.iter().copied().collect()).unwrap_or_default()
+    }
+
     fn thread_name(&self, pid: pid_t, _tid: pid_t) -> Option<String> {
         self.0.borrow().process(pid).map(|process| process.name.clone())
     }
