@@ -61,7 +61,7 @@ impl<'a> LaterStack<'a> {
 /// The inner part of a capture, where words are not prefetched.
 pub(super) fn inner_part(capture: &Capture) -> StackBytes<'_> {
     // Keeps the alignment of the base address.
-    let inner_bytes = (capture.stack.len() / UNCOPIED_PARTS).next_multiple_of(16);
+    let inner_bytes = (capture.usual_bytes() / UNCOPIED_PARTS).next_multiple_of(16);
     let bytes = capture.stack.get(..inner_bytes).unwrap_or(&capture.stack);
     StackBytes { base: capture.stack_base, bytes }
 }

@@ -68,7 +68,7 @@ impl PrefetchList {
         }
         self.was_enough();
         // Words above that part are on the list and need no copy.
-        StackUse { bytes: needed.bytes.min(capture.stack.len() / UNCOPIED_PARTS), ..needed }
+        StackUse { bytes: needed.bytes.min(capture.usual_bytes() / UNCOPIED_PARTS), ..needed }
     }
 
     /// What a truncated walk requests for later stacks: ranges, if these may complete them, or else `bytes`.
@@ -83,7 +83,7 @@ impl PrefetchList {
         }
         if self.may_complete(&capture.prefetched) {
             // Until all ranges are present, the size to copy is unknown: start with half of it.
-            let bytes = needed.bytes.max(capture.stack.len() / 8);
+            let bytes = needed.bytes.max(capture.usual_bytes() / 8);
             return StackUse { truncated: false, bytes, ..needed };
         }
         StackUse { bytes, ..needed }

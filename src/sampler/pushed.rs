@@ -209,7 +209,7 @@ impl PushedDriver<'_> {
                 self.recorder.walker().set_may_prefetch(prefetches);
                 let taken = self.take_sample(of, process, thread, at_ns, capture);
                 let Some((capture, needed)) = taken else { return };
-                source.walked(capture, needed);
+                source.walked(thread, capture, needed);
                 if let Some(ranges) = self.recorder.new_ranges(thread) {
                     source.prefetch(thread, ranges);
                 }
@@ -219,7 +219,7 @@ impl PushedDriver<'_> {
                 let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
                 let capture =
                     self.recorder.add_allocation(process, pid, sample, allocation, &mut self.frames);
-                source.walked(capture, StackUse::default());
+                source.walked(thread, capture, StackUse::default());
             }
             SourceEvent::Free(_) | SourceEvent::Shrink { .. } | SourceEvent::Restore { .. } => {
                 self.recorder.heap().handle_free(pid, at_ns, &event);

@@ -74,7 +74,8 @@ impl<'a> StackWalker<'a> {
         if !self.may_prefetch {
             return Some((ended, needed));
         }
-        let leaves = needed.truncated || ended == StackEnd::OtherStack;
+        // What only the tail has is prefetched for later samples.
+        let leaves = needed.truncated || ended == StackEnd::OtherStack || needs_tail(capture, needed.bytes);
         Some((ended, self.search_above(processes, account, process, capture, needed, leaves)))
     }
 
@@ -95,7 +96,7 @@ impl<'a> StackWalker<'a> {
         }
         let needed = |(ended, bytes), needs_red_zone| {
             let truncated = ended == StackEnd::DeeperThanCopied;
-            Some((ended, StackUse { bytes, truncated, needs_red_zone, unbounded: false }))
+            Some((ended, StackUse { bytes, truncated, missed: truncated, needs_red_zone, unbounded: false }))
         };
         let mut walk =
             |processes: &mut Processes, process: &mut dyn Observed, capture: &Capture, frames: &mut _| {
@@ -268,6 +269,12 @@ impl<'a> StackWalker<'a> {
             spent: 0,
         }
     }
+}
+
+/// Whether a walk that needed this many bytes used the tail of the capture.
+fn needs_tail(capture: &Capture, bytes: usize) -> bool {
+    let below = capture.registers.sp().0.saturating_sub(capture.stack_base.0) as usize;
+    capture.tail_bytes > 0 && bytes.saturating_add(below) > capture.usual_bytes()
 }
 
 /// The stack memory of a walk.

@@ -14,6 +14,8 @@ pub struct Capture {
     pub stack_base: Avma,
     /// Bytes copied from there upward; the buffer keeps its allocation.
     pub stack: Vec<u8>,
+    /// The last bytes of `stack` that only the first samples of a thread have, or those of a very deep one.
+    pub tail_bytes: usize,
     /// Prefetched parts of the stack above `stack`, read at the same moment.
     pub prefetched: PrefetchedWords,
     /// Nanoseconds from the stop request to the resume. For a thread that had to wait for a CPU before it
@@ -65,6 +67,7 @@ impl Capture {
             registers: Registers::default(),
             stack_base: Avma(0),
             stack: Vec::with_capacity(stack_bytes),
+            tail_bytes: 0,
             prefetched: PrefetchedWords::default(),
             pause_ns: 0,
             stopped_ns: 0,
@@ -78,6 +81,12 @@ impl Capture {
         }
     }
 
+    /// Bytes of the stack that each sample has.
+    #[must_use]
+    pub fn usual_bytes(&self) -> usize {
+        self.stack.len().saturating_sub(self.tail_bytes)
+    }
+
     /// Empties the capture for the next sample; buffers keep their allocations. Registers and address stay
     /// until they are replaced.
     pub fn reset(&mut self) {
@@ -85,7 +94,7 @@ impl Capture {
         self.prefetched.clear();
         self.kernel.clear();
         self.only_kernel = false;
-        (self.pause_ns, self.stopped_ns, self.stack_size_index) = (0, 0, 0);
+        (self.pause_ns, self.stopped_ns, self.stack_size_index, self.tail_bytes) = (0, 0, 0, 0);
         (self.status, self.stack_limit, self.other_stack, self.cpu) = (None, None, None, None);
     }
 

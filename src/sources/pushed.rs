@@ -186,6 +186,8 @@ pub struct StackUse {
     pub bytes: usize,
     /// It needed bytes above the copy.
     pub truncated: bool,
+    /// It did, even if prefetching may bring them next time.
+    pub missed: bool,
     /// It needed bytes below the stack pointer, which were not copied.
     pub needs_red_zone: bool,
     /// It needed bytes above the copy and outside of the stack: no size is enough.
@@ -220,8 +222,8 @@ pub trait PushedSource: Observed {
         None
     }
 
-    /// Takes back the buffers of a sample after its walk.
-    fn walked(&mut self, _capture: Box<Capture>, _needed: StackUse) {}
+    /// Takes back the buffers of a thread's sample after its walk.
+    fn walked(&mut self, _thread: ThreadId, _capture: Box<Capture>, _needed: StackUse) {}
 
     /// Whether samples can have [`Capture::prefetched`].
     fn prefetches(&self) -> bool {

@@ -122,7 +122,7 @@ impl PushedSource for Steady {
 
     fn set_time(&mut self, _at_ns: u64) {}
 
-    fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
+    fn walked(&mut self, _thread: ThreadId, capture: Box<Capture>, _needed: StackUse) {
         let before = memory::allocations();
         self.spare.push(capture);
         self.allocations_before += memory::allocations() - before;

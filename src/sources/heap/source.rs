@@ -318,7 +318,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
         }
     }
 
-    fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
+    fn walked(&mut self, _thread: ThreadId, capture: Box<Capture>, _needed: StackUse) {
         let capacity_bytes = capture.stack.capacity();
         self.captures.put(capture, capacity_bytes);
     }

@@ -158,7 +158,7 @@ impl PushedSource for GdbHeapSource {
         self.ended = true;
     }
 
-    fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
+    fn walked(&mut self, _thread: ThreadId, capture: Box<Capture>, _needed: StackUse) {
         if self.spare.len() < BATCH_EVENTS {
             self.spare.push(capture);
         }

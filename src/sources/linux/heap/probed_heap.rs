@@ -281,7 +281,7 @@ impl PushedSource for ProbedHeap {
         self.ended = true;
     }
 
-    fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
+    fn walked(&mut self, _thread: ThreadId, capture: Box<Capture>, _needed: StackUse) {
         if self.spare.len() < SPARE_MAX {
             self.spare.push(capture);
         }

@@ -11,7 +11,7 @@ const ROUND_BATCHES: u32 = 128;
 /// Buffers larger than this many times the peak of a round shrink. Growth alone doubles.
 const SLACK: usize = 2;
 /// Maximum total size of spare buffers in a pool: a backlog allocates and frees more.
-const SPARE_BYTES_MAX: usize = 24 << 20;
+const SPARE_BYTES_MAX: usize = 8 << 20;
 /// Minimum capacity of buffers that shrink.
 const ELEMENTS_MIN: usize = 16;
 

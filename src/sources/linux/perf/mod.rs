@@ -52,6 +52,7 @@ use process::entry::ProcessEntry;
 use process::filter::ProcessFilter;
 use source::SourceStart;
 use stack::stack_size::EventStackSize;
+use stack::stacks::Stacks;
 
 pub(super) use bpf::kernel_names;
 pub(super) use clocks::{monotonic_ns, process_cpu_ns, update_thread_clocks};
@@ -101,13 +102,14 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
         listed.push(pid);
     }
     let selected = ProcessFilter::new(chosen.clone());
-    let filter = match listed[..] {
+    let mut filter = match listed[..] {
         _ if selected.is_all() => SampleFilter::open(),
         [pid] if selected.is_one() => SampleFilter::of_process(pid),
         _ => SampleFilter::unless_excluded(),
     };
     let size = if selected.is_one() { EventStackSize::new() } else { EventStackSize::for_many_processes() };
-    let events = match open(&listed, !selected.is_one(), &filter, &size, sampling) {
+    let mut stacks = Stacks::new(sampling.kernel, size);
+    let events = match open(&listed, !selected.is_one(), &mut filter, &mut stacks, sampling) {
         Ok(events) => events,
         Err(refused) => return Err(OpenFailure::Refused(refused)),
     };
@@ -119,10 +121,8 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
     let main =
         entries.pop().filter(|_| entries.is_empty()).unwrap_or_else(|| of_all(chosen, events.options()));
     let others = if entries.is_empty() { &[][..] } else { &listed[..] };
-    let kernel_frames = sampling.kernel;
-    let begin =
-        SourceStart { main, listed: listed.clone(), filter: selected, kernel_frames, launched: false };
-    let mut source = PerfSource::new(begin, clock, events, filter, size);
+    let begin = SourceStart { main, listed: listed.clone(), filter: selected, launched: false };
+    let mut source = PerfSource::new(begin, clock, events, filter, stacks);
     source.add(others);
     source.enable().map(|()| source).map_err(|error| OpenFailure::Refused(refused(&error)))
 }
@@ -132,13 +132,13 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) when it cannot be run.
 pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, spawner: &Spawner) -> Attempt {
-    let Sampling { children, kernel: kernel_frames, .. } = *sampling;
+    let children = sampling.children;
     let held = launch::hold(spawner, command).map_err(|error| describe::cannot_run(command, &error))?;
     let pid = held.pid;
-    let filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
+    let mut filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
     // On refusal, `held` is dropped, and the new process ends without running the command.
-    let size = EventStackSize::new();
-    let events = match open(&[pid], children, &filter, &size, sampling) {
+    let mut stacks = Stacks::new(sampling.kernel, EventStackSize::new());
+    let events = match open(&[pid], children, &mut filter, &mut stacks, sampling) {
         Ok(events) => events,
         Err(refused) => return Err(OpenFailure::Refused(refused)),
     };
@@ -147,8 +147,8 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let chosen = ProcessSelection { pids: vec![pid.unsigned_abs()], children, ..ProcessSelection::default() };
     let main = ProcessEntry::new(describe(pid, options), Arc::new(TargetFiles::of(pid)));
     let selected = ProcessFilter::new(chosen);
-    let begin = SourceStart { main, listed: vec![pid], filter: selected, kernel_frames, launched: true };
-    let mut source = PerfSource::new(begin, clock, events, filter, size);
+    let begin = SourceStart { main, listed: vec![pid], filter: selected, launched: true };
+    let mut source = PerfSource::new(begin, clock, events, filter, stacks);
     if let Err(error) = source.enable() {
         return Err(OpenFailure::Refused(refused(&error)));
     }
@@ -203,11 +203,10 @@ fn describe(pid: pid_t, options: EventOptions) -> Process {
 fn open(
     pids: &[pid_t],
     many: bool,
-    filter: &SampleFilter,
-    size: &EventStackSize,
+    filter: &mut SampleFilter,
+    stacks: &mut Stacks,
     sampling: &Sampling,
 ) -> std::result::Result<Events, Refusal> {
-    let stack_bytes = size.bytes();
     let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
     let switches = (idle || off_cpu).then(|| SwitchOptions {
         stack_bytes: EventStackSize::for_switches().bytes(),
@@ -219,6 +218,16 @@ fn open(
     // Otherwise each started process would inherit an event per CPU.
     let first = if many { Scope::Cpus } else { scope_for(cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
+    let options = EventOptions {
+        scope: first,
+        kernel: true,
+        hz,
+        stack_bytes: stacks.stack_bytes(),
+        red_zone: false,
+        prefetch: !off_cpu,
+        switches,
+    };
+    let options = stacks.prepare(options, true, |program| filter.copy(program));
     // Report the refusal of the least request: it is why nothing works.
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
@@ -230,11 +239,7 @@ fn open(
         if switches.is_some() && !kernel {
             continue;
         }
-        match Events::open(
-            pids,
-            filter,
-            EventOptions { scope, kernel, hz, stack_bytes, red_zone: false, prefetch: false, switches },
-        ) {
+        match Events::open(pids, filter, EventOptions { scope, kernel, ..options }) {
             Ok(events) => return Ok(events),
             Err(error) => why = Some(error),
         }

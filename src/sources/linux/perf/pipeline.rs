@@ -31,6 +31,8 @@ use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 
 mod control;
 
+pub(super) use control::FIRST_BATCHES_NS;
+
 /// Loss reason: rings were full.
 const KERNEL_DROPPED: &str = "the kernel dropped them";
 /// Reason for a missed sample.
@@ -305,7 +307,11 @@ impl Pipeline {
     /// Reports exited threads, and processes that ended with them.
     fn report_ends(&mut self, last_ns: u64, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         let events = &mut self.events;
-        let over = |pid, tid| events.forget_thread(pid, tid);
+        let stacks = &mut self.stacks;
+        let over = |pid, tid| {
+            events.forget_thread(pid, tid);
+            stacks.forget_thread(tid);
+        };
         let ends = self.processes.end_batch(last_ns, watermark_ns, &*self.system.procfs, over);
         for (id, end) in ends {
             let event = match end {

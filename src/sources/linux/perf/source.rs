@@ -12,16 +12,14 @@ use super::buffers::Usage;
 use super::clocks::monotonic_ns;
 use super::cpu_time::accounting::{BatchOptions, CpuTime};
 use super::events::cpus;
-use super::events::options::EventOptions;
 use super::events::set::Events;
 use super::events::tick_rates::TickRates;
-use super::pipeline::{Pipeline, System};
+use super::pipeline::{FIRST_BATCHES_NS, Pipeline, System};
 use super::process::entry::ProcessEntry;
 use super::process::filter::ProcessFilter;
 use super::process::procfs;
 use super::process::table::ProcessTable;
 use super::stack::backlog::Backlog;
-use super::stack::stack_size::EventStackSize;
 use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
 use crate::addr::Avma;
@@ -62,8 +60,6 @@ pub(super) struct SourceStart {
     pub(super) listed: Vec<pid_t>,
     /// Selects further processes.
     pub(super) filter: ProcessFilter,
-    /// Whether kernel frames are recorded.
-    pub(super) kernel_frames: bool,
     /// Whether it is a command that has not run yet.
     pub(super) launched: bool,
 }
@@ -84,6 +80,8 @@ struct Memory {
     usage: Usage,
     /// Maximum total size of the stacks in a batch.
     stacks_bytes: usize,
+    /// Time of the last read (monotonic clock).
+    read_ns: u64,
     /// Batches since pages of files were last returned.
     batches: u32,
     file_pages: FilePages,
@@ -121,9 +119,9 @@ impl PerfSource {
         clock: RealClock,
         events: Events,
         filter: SampleFilter,
-        size: EventStackSize,
+        stacks: Stacks,
     ) -> PerfSource {
-        let SourceStart { main, listed, filter: selected, kernel_frames, launched } = begin;
+        let SourceStart { main, listed, filter: selected, launched } = begin;
         let began_ns = clock.now_ns();
         let origin_ns = monotonic_ns().saturating_sub(began_ns);
         let pid = main.pid();
@@ -136,7 +134,7 @@ impl PerfSource {
             System::machine(),
             processes,
             CpuTime::new(pid, options.period_ns(), options.switches.is_none()),
-            Stacks::new(kernel_frames, size),
+            stacks,
             waits,
             origin_ns,
         );
@@ -253,8 +251,16 @@ impl PerfSource {
         let begins = now_ns - self.times.began_ns < BEGINNING_NS;
         let samples = !self.is_disabled() && !self.finished;
         let batch_ns = self.pipeline.batch_ns(begins, monotonic_ns, samples);
-        let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
-        self.exits.wait(self.events.descriptors(), at_most_ms);
+        let at_most_ns = batch_ns.min(until_ns.saturating_sub(now_ns));
+        let new_stacks = self.pipeline.new_stacks().filter(|_| samples);
+        // Batches for new threads have a minimum distance.
+        let rest_ns = self.memory.read_ns.saturating_add(FIRST_BATCHES_NS).saturating_sub(monotonic_ns);
+        let rest_ns = if new_stacks.is_some() { rest_ns.min(at_most_ns) } else { 0 };
+        if rest_ns > 0 && self.exits.wait(self.events.descriptors(), rest_ns.div_ceil(1_000_000)) {
+            return;
+        }
+        let at_most_ms = (at_most_ns - rest_ns).div_ceil(1_000_000);
+        self.exits.wait(self.events.descriptors().chain(new_stacks), at_most_ms);
     }
 
     /// Reads the rings. Returns the time up to which everything was reported.
@@ -265,6 +271,7 @@ impl PerfSource {
         self.memory.freed_bytes += self.pipeline.end_buffers();
         let begun_ns = self.clock.now_ns();
         let origin_ns = self.times.origin_ns;
+        self.memory.read_ns = begun_ns + origin_ns;
         let watermark_ns =
             if self.finished { u64::MAX } else { (begun_ns + origin_ns).saturating_sub(READABLE_AFTER_NS) };
         let options = self.events.options();
@@ -496,27 +503,25 @@ impl PushedSource for PerfSource {
         }
     }
 
-    fn walked(&mut self, capture: Box<Capture>, needed: StackUse) {
+    fn walked(&mut self, thread: ThreadId, capture: Box<Capture>, needed: StackUse) {
         if self.is_disabled() {
             return self.pipeline.give_back(capture);
         }
         let (options, may_copy) = (self.events.options(), self.may_copy());
-        if let Some(options) = self.pipeline.take_back(capture, needed, options, may_copy) {
+        let tid = pid_t::try_from(thread.0).unwrap_or(0);
+        if let Some(options) = self.pipeline.take_back(tid, capture, needed, options, may_copy) {
             self.reopen(options);
         }
     }
 
     fn prefetches(&self) -> bool {
-        self.may_copy() && self.pipeline.may_prefetch()
+        self.pipeline.prefetches()
     }
 
     fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
-        let Ok(tid) = pid_t::try_from(thread.0) else { return };
-        if !self.is_disabled() && !self.pipeline.prefetches() && self.prefetches() {
-            self.reopen(EventOptions { prefetch: true, ..self.events.options() });
-            self.pipeline.note_prefetch();
+        if let Ok(tid) = pid_t::try_from(thread.0) {
+            self.pipeline.prefetch(tid, ranges);
         }
-        self.pipeline.prefetch(tid, ranges);
     }
 
     fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<StackUse>) {

@@ -51,7 +51,9 @@ pub(in crate::sources::linux::perf) const PROBE_READ_KERNEL: i32 = 113;
 pub(in crate::sources::linux::perf) const GET_NS_CURRENT_PID_TGID: i32 = 120;
 pub(in crate::sources::linux::perf) const RINGBUF_RESERVE: i32 = 131;
 pub(in crate::sources::linux::perf) const RINGBUF_SUBMIT: i32 = 132;
+pub(in crate::sources::linux::perf) const GET_CURRENT_TASK_BTF: i32 = 158;
 pub(in crate::sources::linux::perf) const SNPRINTF: i32 = 165;
+pub(in crate::sources::linux::perf) const TASK_PT_REGS: i32 = 175;
 
 /// `r = value`, encoded as two instructions.
 pub(in crate::sources::linux::perf) const fn load(register: u8, value: u64) -> [u64; 2] {
@@ -283,7 +285,11 @@ pub(in crate::sources::linux::perf) mod machine {
                     self.at(third, 8).copy_from_slice(&info.to_le_bytes());
                     if known { 0 } else { (-22i64) as u64 }
                 }
-                GET_CURRENT_TASK => TASK,
+                GET_CURRENT_TASK | GET_CURRENT_TASK_BTF => TASK,
+                TASK_PT_REGS => {
+                    assert_eq!(first, TASK);
+                    CONTEXT
+                }
                 PROBE_READ_USER | PROBE_READ_KERNEL => {
                     let (base, memory) = match helper {
                         PROBE_READ_USER => (&self.memory.0, &self.memory.1),

@@ -10,8 +10,8 @@ use super::super::buffers::Pool;
 use super::super::ring::record::SampleId;
 use super::filter_program::TID;
 use super::instructions::{
-    ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER, PROBE_READ_USER,
-    RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
+    ADD, CALL, JUMP_IF_EQUAL, JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER,
+    PROBE_READ_USER, RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
 };
 
 /// Size of the record header.
@@ -34,9 +34,10 @@ pub(in crate::sources::linux::perf) const fn address(value: i32) -> u64 {
     op(STORE_VALUE_DOUBLE, 8, 0, ADDRESS, value)
 }
 
-/// Submits the record in r8, without a wakeup (BPF_RB_NO_WAKEUP).
-const SUBMIT: [u64; 3] =
-    [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
+/// Submits the record in r8, with these flags.
+const fn submit(flags: i32) -> [u64; 3] {
+    [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, flags), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)]
+}
 
 /// Builds a program that copies memory of the running thread: common steps and forward jumps. r9 holds the time,
 /// r8 the record.
@@ -50,6 +51,22 @@ pub(in crate::sources::linux::perf) struct CopyProgram {
 impl CopyProgram {
     /// A program for threads with a value in the map; `load` sets r7 from the value at the address in r0.
     pub(in crate::sources::linux::perf) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
+        let mut program = CopyProgram::with_thread_in(map);
+        program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
+        program.extend([load]);
+        program.take_time();
+        program
+    }
+
+    /// A program for threads that are not in the map.
+    pub(in crate::sources::linux::perf) fn of_threads_not_in(map: i32) -> CopyProgram {
+        let mut program = CopyProgram::with_thread_in(map);
+        program.end_by(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0));
+        program
+    }
+
+    /// A program with the address of the running thread's value in the map, or 0, in r0.
+    fn with_thread_in(map: i32) -> CopyProgram {
         let mut program = CopyProgram::default();
         program.extend(load_map(1, map));
         program.extend([
@@ -57,9 +74,6 @@ impl CopyProgram {
             op(ADD, 2, 0, 0, TID.into()),
             op(CALL, 0, 0, 0, MAP_LOOKUP),
         ]);
-        program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
-        program.extend([load]);
-        program.take_time();
         program
     }
 
@@ -127,9 +141,14 @@ impl CopyProgram {
         ]);
     }
 
-    /// Submits the record in r8.
+    /// Submits the record in r8, without a wakeup (BPF_RB_NO_WAKEUP).
     pub(in crate::sources::linux::perf) fn submit(&mut self) {
-        self.extend(SUBMIT);
+        self.extend(submit(1));
+    }
+
+    /// Submits the record in r8, and wakes a reader that waits.
+    pub(in crate::sources::linux::perf) fn submit_and_wake(&mut self) {
+        self.extend(submit(0));
     }
 
     /// Returns the finished instructions.

@@ -32,7 +32,7 @@ pub(super) fn attributes(options: EventOptions, ring_bytes: usize) -> perf_event
             | PERF_SAMPLE_STACK_USER)
             .into(),
         sample_regs_user: registers::MASK,
-        sample_stack_user: options.record_stack_bytes(),
+        sample_stack_user: options.stack_bytes,
         clockid: libc::CLOCK_MONOTONIC,
         ..perf_event_attr::default()
     };

@@ -28,11 +28,11 @@ pub(in crate::sources::linux::perf) struct EventOptions {
     pub(in crate::sources::linux::perf) kernel: bool,
     /// Samples per second of CPU time.
     pub(in crate::sources::linux::perf) hz: u32,
-    /// Stack size of a sample, copied by the event and, above [`STACK_BYTES_MAX`], by a BPF program.
+    /// Stack size of a sample, copied by the event.
     pub(in crate::sources::linux::perf) stack_bytes: u32,
     /// Also copies the red zone.
     pub(in crate::sources::linux::perf) red_zone: bool,
-    /// Also prefetches ranges of deep stacks.
+    /// Also copies the tails of new threads' stacks, and prefetches ranges of deep ones.
     pub(in crate::sources::linux::perf) prefetch: bool,
     /// Sampling of threads that leave their CPUs, if enabled.
     pub(in crate::sources::linux::perf) switches: Option<SwitchOptions>,
@@ -54,12 +54,7 @@ pub(in crate::sources::linux::perf) struct SwitchOptions {
 impl SwitchOptions {
     /// For events that are enabled at intervals.
     pub(super) fn at_intervals(options: EventOptions) -> SwitchOptions {
-        SwitchOptions {
-            stack_bytes: options.record_stack_bytes(),
-            alone: false,
-            kernel_frames: true,
-            many: false,
-        }
+        SwitchOptions { stack_bytes: options.stack_bytes, alone: false, kernel_frames: true, many: false }
     }
 }
 
@@ -72,16 +67,6 @@ impl EventOptions {
     /// Whether running threads are sampled.
     pub(in crate::sources::linux::perf) fn samples_running(self) -> bool {
         !self.switches.is_some_and(|switches| switches.alone)
-    }
-
-    /// Stack bytes copied by the event.
-    pub(in crate::sources::linux::perf) fn record_stack_bytes(self) -> u32 {
-        self.stack_bytes.min(STACK_BYTES_MAX)
-    }
-
-    /// Whether a BPF program copies the bytes above those copied by the event.
-    pub(in crate::sources::linux::perf) fn needs_stack_tail(self) -> bool {
-        self.stack_bytes > STACK_BYTES_MAX
     }
 }
 

@@ -3,6 +3,8 @@
 //! Input: the source's view of its events and the machine. Output: requested event options, and the known
 //! processes. Records enter by `push_record`, events leave by `flush` (`pipeline.rs`).
 
+use std::os::fd::RawFd;
+
 use libc::pid_t;
 
 use super::super::cpu_time::wakeup_latency::IntervalAction;
@@ -16,7 +18,7 @@ use crate::sources::Capture;
 use crate::sources::pushed::StackUse;
 
 /// Batch interval while a starting program loads its libraries, nanoseconds.
-const FIRST_BATCHES_NS: u64 = 5_000_000;
+pub(in super::super) const FIRST_BATCHES_NS: u64 = 5_000_000;
 /// Batch interval while processes start, end or map, nanoseconds: /proc is read while the recorded processes still
 /// exist.
 const BATCH_NS: u64 = 50_000_000;
@@ -187,7 +189,7 @@ impl Pipeline {
         let batch_ns = match () {
             () if begins => FIRST_BATCHES_NS,
             () if self.stacks.copies_tails() => LARGE_BATCHES_NS,
-            () if self.stacks.prefetches() => PREFETCH_BATCHES_NS,
+            () if self.stacks.has_prefetched() => PREFETCH_BATCHES_NS,
             () if now_ns < self.events.changed_ns().saturating_add(STEADY_AFTER_NS) => BATCH_NS,
             () => STEADY_BATCHES_NS,
         };
@@ -232,9 +234,8 @@ impl Pipeline {
         }
     }
 
-    /// Notes that everything written by the events before this time was read; the new ones have these options.
-    pub(in super::super) fn end_replaced_events(&mut self, since_ns: u64, options: EventOptions) {
-        self.stacks.drained(options);
+    /// Notes that everything written by the events before this time was read.
+    pub(in super::super) fn end_replaced_events(&mut self, since_ns: u64) {
         if let Some(waits) = &mut self.waits {
             waits.accept_from(since_ns);
         }
@@ -276,13 +277,18 @@ impl Pipeline {
     /// samples, if they changed.
     pub(in super::super) fn take_back(
         &mut self,
+        tid: pid_t,
         capture: Box<Capture>,
         needed: StackUse,
         options: EventOptions,
         may_copy: bool,
     ) -> Option<EventOptions> {
-        let stack_size_index = capture.stack_size_index;
+        let (stack_size_index, usual_bytes) = (capture.stack_size_index, capture.usual_bytes());
         self.spare.give_back(capture);
+        self.stacks.note_tail(tid, usual_bytes, needed);
+        // The tail is left to prefetching.
+        let bytes = if needed.truncated { needed.bytes } else { needed.bytes.min(usual_bytes) };
+        let needed = StackUse { bytes, ..needed };
         self.stacks.walked(stack_size_index, needed, options, may_copy)
     }
 
@@ -303,24 +309,20 @@ impl Pipeline {
         self.spare.end_batch()
     }
 
-    /// Whether ranges of stacks can be prefetched.
-    pub(in super::super) fn may_prefetch(&self) -> bool {
-        self.stacks.may_prefetch()
-    }
-
     /// Whether ranges of stacks are prefetched.
     pub(in super::super) fn prefetches(&self) -> bool {
         self.stacks.prefetches()
     }
 
-    /// Called after opening events for prefetching: checks whether they prefetch.
-    pub(in super::super) fn note_prefetch(&mut self) {
-        self.stacks.note_prefetch();
-    }
-
     /// Sets the ranges to prefetch with a thread's samples.
     pub(in super::super) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
         self.stacks.prefetch(tid, ranges);
+    }
+
+    /// A descriptor that is readable while whole stacks of new threads wait: until their samples are walked, each
+    /// further one is copied, too.
+    pub(in super::super) fn new_stacks(&self) -> Option<RawFd> {
+        self.stacks.new_stacks()
     }
 
     /// Size of rings other than those of events.

@@ -205,7 +205,10 @@ mod tests {
             }
             let pid = child.id().cast_signed();
             let mut images = ProcessImages::new(pid, Arc::new(TargetFiles::of(pid)));
-            images.read_running("link");
+            // The parent runs on before the program is mapped.
+            while images.history().list().is_empty() {
+                images.read_running("link");
+            }
             child.kill().unwrap();
             child.wait().unwrap();
             let mut mappings = Vec::new();

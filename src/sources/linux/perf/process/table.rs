@@ -172,7 +172,10 @@ impl ProcessTable {
 
     /// Reads what names need of the processes that run already, once their records are kept.
     pub(in super::super) fn read_running(&mut self, procfs: &dyn Procfs) {
-        self.entries.values_mut().filter(|entry| entry.pid() > 0).for_each(|entry| entry.read_running(procfs));
+        self.entries
+            .values_mut()
+            .filter(|entry| entry.pid() > 0)
+            .for_each(|entry| entry.read_running(procfs));
     }
 
     /// Whether a process is selected; decides for a new one.

@@ -39,11 +39,13 @@ impl ProcessExits {
         self.processes.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd)
     }
 
-    /// Waits until a process has ended, another descriptor is readable, or the timeout expires.
-    pub(super) fn wait(&mut self, others: impl Iterator<Item = RawFd>, at_most_ms: u64) {
+    /// Waits until a process has ended, another descriptor is readable, or the timeout expires; returns whether it
+    /// was not the timeout.
+    pub(super) fn wait(&mut self, others: impl Iterator<Item = RawFd>, at_most_ms: u64) -> bool {
         let descriptors: Vec<RawFd> = self.descriptors().chain(others).collect();
         let at_most_ms = c_int::try_from(at_most_ms).unwrap_or(c_int::MAX);
         sys::wait_readable(&descriptors, at_most_ms, &mut self.readable);
+        self.readable.contains(&true)
     }
 
     /// Waits until a process has ended, or the timeout expires.

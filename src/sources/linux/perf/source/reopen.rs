@@ -62,7 +62,7 @@ impl PerfSource {
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.pipeline);
-        self.pipeline.end_replaced_events(since_ns, options);
+        self.pipeline.end_replaced_events(since_ns);
     }
 
     /// Adds to new, enabled events those of processes started while they were opened, which inherited only the old

@@ -162,6 +162,11 @@ impl BpfPrefetch {
         bpf_sys::put_in_map(&self.lists, tid.cast_unsigned(), &list_bytes(ranges));
     }
 
+    /// Whether any thread has a list.
+    pub(in crate::sources::linux::perf) fn has_lists(&self) -> bool {
+        !self.threads.is_empty()
+    }
+
     /// Reads the prefetched ranges so far, after the rings of samples, so that those of all samples are included.
     /// Returns the number of freed buffer bytes.
     pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {

@@ -18,10 +18,14 @@ pub(super) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Adds a sample with this many bytes of a stack, and of its tail.
-    pub(super) fn add(&mut self, stack_bytes: usize, tail_bytes: usize) {
+    /// Adds a sample with this many bytes of a stack.
+    pub(super) fn add(&mut self, stack_bytes: usize) {
         self.stack_bytes += stack_bytes + SAMPLE_BYTES;
-        self.tail_bytes += tail_bytes;
+    }
+
+    /// Adds this many bytes of stack tails.
+    pub(super) fn add_tails(&mut self, bytes: usize) {
+        self.tail_bytes += bytes;
     }
 
     /// Called when all have been processed.
@@ -68,7 +72,7 @@ mod tests {
             }
             let ends = batch == 0;
             if ends || polls && ahead.reads(fill_per_mille) {
-                (0..in_ring).for_each(|_| ahead.add(stack_bytes as usize, 0));
+                (0..in_ring).for_each(|_| ahead.add(stack_bytes as usize));
                 samples_ahead += std::mem::take(&mut in_ring);
                 most_bytes = most_bytes.max(ahead.stack_bytes);
                 if ends {
@@ -97,10 +101,11 @@ mod tests {
     fn waiting_samples_are_bounded() {
         let mut ahead = ReadAhead::default();
         assert!(ahead.reads(READ_PER_MILLE) && !ahead.reads(READ_PER_MILLE - 1));
-        ahead.add(0, BYTES_MAX - SAMPLE_BYTES - 1);
+        ahead.add(0);
+        ahead.add_tails(BYTES_MAX - SAMPLE_BYTES - 1);
         assert!(ahead.reads(READ_PER_MILLE));
         assert_eq!(ahead.stacks_per_mille(), 0, "tails do not give way");
-        ahead.add(1, 0);
+        ahead.add(1);
         assert!(!ahead.reads(1000));
         ahead.clear();
         assert!(ahead.reads(1000));

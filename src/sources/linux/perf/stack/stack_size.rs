@@ -9,21 +9,15 @@
 //! size (goroutines, into the heap).
 //!
 //! One size applies to all threads: it is a property of the events, which are reopened to change it. Anything a
-//! single thread needs beyond it is prefetched (`prefetch.rs`).
+//! single thread needs beyond it is prefetched (`prefetch.rs`), or copied as its tail (`stack_tail.rs`).
 
 use super::super::events::options::{STACK_BYTES, SWITCH_STACK_BYTES};
-use super::stack_tail::TAIL_BYTES;
 use crate::sources::pushed::StackUse;
 
 /// The size for stacks that exceed any size, and the initial one if the largest would be too much.
 const USUAL_BYTES: u32 = 16 << 10;
 /// The initial size for stacks copied at each switch.
 const USUAL_AT_SWITCH_BYTES: u32 = 8 << 10;
-/// The sizes of a record, and one with the stack tail.
-const SIZES_BYTES: [u32; 6] = {
-    let [least, small, usual, large, whole] = STACK_BYTES;
-    [least, small, usual, large, whole, whole + TAIL_BYTES]
-};
 /// Stacks per round; a decision is made at the end of each.
 const ROUND_STACKS: u32 = 256;
 /// Stacks of the first round. Few, since a copy of the largest size takes the program some 20 us, which becomes
@@ -95,13 +89,7 @@ impl EventStackSize {
     /// Begins with the usual size: the first samples of many processes, with all images yet to be read, would fill
     /// the rings.
     pub(in crate::sources::linux::perf) fn for_many_processes() -> EventStackSize {
-        EventStackSize::with(&SIZES_BYTES, USUAL_BYTES)
-    }
-
-    /// Limits the size to that of a record: there is no stack tail.
-    pub(in crate::sources::linux::perf) fn limit_to_record(&mut self) {
-        self.sizes = &STACK_BYTES;
-        self.size = self.size.min(self.sizes.len() - 1);
+        EventStackSize::with(&STACK_BYTES, USUAL_BYTES)
     }
 
     /// For stacks copied at context switches: some threads have a hundred thousand per second.
@@ -177,8 +165,7 @@ impl EventStackSize {
     fn decide_first_round(&mut self) {
         let fits = |bytes: &u32| self.max_needed * FIRST_ROUND_HEADROOM < *bytes as usize;
         match self.sizes.iter().position(fits) {
-            // No stack needed more than a record holds.
-            Some(size) if self.truncated == 0 => self.size = size.min(STACK_BYTES.len() - 1),
+            Some(size) if self.truncated == 0 => self.size = size,
             _ if is_too_many(self.truncated, self.stacks) && self.size + 1 < self.sizes.len() => {
                 self.grow(self.usual);
             }
@@ -243,7 +230,6 @@ fn with_headroom(needed: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::events::options::STACK_BYTES_MAX;
     use super::*;
 
     fn round(stack_size: &mut EventStackSize, bytes: usize) {
@@ -252,6 +238,7 @@ mod tests {
             stack_size.walked(StackUse {
                 bytes: bytes.min(copied),
                 truncated: bytes > copied,
+                missed: false,
                 needs_red_zone: false,
                 unbounded: false,
             });
@@ -280,6 +267,7 @@ mod tests {
                 stack_size.walked(StackUse {
                     bytes: needed,
                     truncated: false,
+                    missed: false,
                     needs_red_zone: false,
                     unbounded: false,
                 });
@@ -289,33 +277,12 @@ mod tests {
     }
 
     #[test]
-    fn stacks_larger_than_a_record_get_a_tail_if_that_helps() {
-        for mut stack_size in [EventStackSize::new(), EventStackSize::for_many_processes()] {
-            for _ in 0..4 {
-                round(&mut stack_size, 200_000);
-            }
-            assert_eq!(
-                (stack_size.bytes().min(STACK_BYTES_MAX), stack_size.bytes() > STACK_BYTES_MAX),
-                (60 << 10, true)
-            );
-            for _ in 0..40 {
-                round(&mut stack_size, 30_000);
-            }
-            assert_eq!(
-                (stack_size.bytes().min(STACK_BYTES_MAX), stack_size.bytes() > STACK_BYTES_MAX),
-                (60 << 10, false)
-            );
-        }
+    fn stacks_larger_than_a_record_get_the_usual_size() {
         let mut stack_size = EventStackSize::new();
-        stack_size.limit_to_record();
         for _ in 0..4 {
             round(&mut stack_size, 200_000);
         }
-        assert_eq!(
-            (stack_size.bytes().min(STACK_BYTES_MAX), stack_size.bytes() > STACK_BYTES_MAX),
-            (16 << 10, false),
-            "it leads out of any size"
-        );
+        assert_eq!(stack_size.bytes(), 16 << 10, "it leads out of any size");
     }
 
     #[test]
@@ -327,6 +294,7 @@ mod tests {
             stack_size.walked(StackUse {
                 bytes: 20_000,
                 truncated: true,
+                missed: false,
                 needs_red_zone: false,
                 unbounded: false,
             });
@@ -340,13 +308,14 @@ mod tests {
         for stack in 0..40 * ROUND_STACKS {
             let unbounded = stack % 3 > 0;
             let bytes = if unbounded { stack_size.bytes() as usize } else { 50_000 };
-            stack_size.walked(StackUse { bytes, truncated: false, needs_red_zone: false, unbounded });
+            stack_size.walked(StackUse { bytes, unbounded, ..StackUse::default() });
         }
         assert_eq!(stack_size.bytes(), 60 << 10);
         for _ in 0..2 * ROUND_STACKS {
             stack_size.walked(StackUse {
                 bytes: 60 << 10,
                 truncated: false,
+                missed: false,
                 needs_red_zone: false,
                 unbounded: true,
             });
@@ -365,11 +334,12 @@ mod tests {
             stack_size.walked(StackUse {
                 bytes: 4 << 10,
                 truncated: true,
+                missed: false,
                 needs_red_zone: false,
                 unbounded: false,
             });
         }
-        assert!(stack_size.bytes() > 60 << 10);
+        assert_eq!(stack_size.bytes(), 60 << 10);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! are faulted in for later copies.
 
 use std::io;
+use std::os::fd::RawFd;
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -30,8 +31,6 @@ struct ProgramCopies {
     tail: Option<StackTail>,
     prefetch: Option<BpfPrefetch>,
     red_zone: Option<RedZone>,
-    /// Whether the kernel refused the program that prefetches.
-    prefetch_refused: bool,
 }
 
 /// The sizes of stack copies.
@@ -78,6 +77,11 @@ impl Stacks {
         }
     }
 
+    /// The current stack size, bytes.
+    pub(in crate::sources::linux::perf) fn stack_bytes(&self) -> u32 {
+        self.sizes.stack.bytes()
+    }
+
     /// Copies a sample into a buffer.
     pub(in crate::sources::linux::perf) fn copy(
         &mut self,
@@ -91,8 +95,7 @@ impl Stacks {
         capture.stack_size_index =
             self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.extend_from_slice(sample.stack);
-        let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
-        self.ahead.add(sample.stack.len(), if has_tail { TAIL_BYTES as usize } else { 0 });
+        self.ahead.add(sample.stack.len());
         // All but the innermost are return addresses, looked up at the call. The kernel counts an emulated entry
         // point called by a program among its own frames.
         let frames = sample.kernel().map(Avma).filter(|at| at.is_kernel());
@@ -110,10 +113,10 @@ impl Stacks {
     /// Reads the programs' copies so far, after the rings of samples, so that those of all samples are included.
     /// Returns the number of freed buffer bytes.
     pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
-        let ProgramCopies { tail, prefetch, red_zone, .. } = &mut self.copies;
-        tail.as_mut().map_or(0, StackTail::read)
-            + prefetch.as_mut().map_or(0, BpfPrefetch::read)
-            + red_zone.as_mut().map_or(0, RedZone::read)
+        let ProgramCopies { tail, prefetch, red_zone } = &mut self.copies;
+        let freed = tail.as_mut().map_or(0, StackTail::read);
+        self.ahead.add_tails(tail.as_ref().map_or(0, StackTail::read_bytes));
+        freed + prefetch.as_mut().map_or(0, BpfPrefetch::read) + red_zone.as_mut().map_or(0, RedZone::read)
     }
 
     /// Whether rings this full are read while a batch is walked.
@@ -142,7 +145,7 @@ impl Stacks {
         let mut most_bytes = STACK_BYTES_MAX;
         if let Some(tail) = &mut self.copies.tail {
             tail.complete(id, capture);
-            most_bytes += TAIL_BYTES;
+            most_bytes += if capture.tail_bytes > 0 { TAIL_BYTES } else { 0 };
         }
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.complete(id, capture);
@@ -206,35 +209,32 @@ impl Stacks {
         may_copy: bool,
         mut load: impl FnMut(&[u64]) -> io::Result<()>,
     ) -> EventOptions {
-        let is_large = options.needs_stack_tail();
         let copies = &mut self.copies;
-        if is_large && may_copy && copies.tail.is_none() {
-            copies.tail = StackTail::new().ok();
-        }
         if options.red_zone && may_copy && copies.red_zone.is_none() {
             copies.red_zone = RedZone::new().ok();
         }
+        // Before the first samples: they show most.
         if options.prefetch && may_copy && copies.prefetch.is_none() {
             copies.prefetch = BpfPrefetch::new().ok();
+            copies.tail = StackTail::new().ok();
         }
         // First the one that uses the program's argument; last the slowest, since copies are matched by their
         // times.
         let red_zone: Vec<u64> =
             copies.red_zone.iter().filter(|_| options.red_zone).flat_map(RedZone::program).collect();
         let prefetch: Vec<u64> = copies.prefetch.iter().flat_map(BpfPrefetch::program).collect();
-        let tail: Vec<u64> = copies.tail.iter().filter(|_| is_large).flat_map(StackTail::program).collect();
+        let tail: Vec<u64> = copies.tail.iter().flat_map(|tail| tail.program(options.stack_bytes)).collect();
         if load(&[&red_zone[..], &prefetch, &tail].concat()).is_err() {
             // An older kernel may accept the rest.
-            copies.prefetch = None;
-            if prefetch.is_empty() || load(&[&red_zone[..], &tail].concat()).is_err() {
-                (copies.tail, copies.red_zone) = (None, None);
+            copies.tail = None;
+            if load(&[&red_zone[..], &prefetch].concat()).is_err() {
+                copies.prefetch = None;
+                if load(&red_zone).is_err() {
+                    copies.red_zone = None;
+                }
             }
         }
         options.prefetch = copies.prefetch.is_some();
-        if is_large && copies.tail.is_none() {
-            self.sizes.stack.limit_to_record();
-            options.stack_bytes = options.record_stack_bytes();
-        }
         options
     }
 
@@ -242,13 +242,6 @@ impl Stacks {
     pub(in crate::sources::linux::perf) fn reopened(&mut self, since_ns: u64) {
         self.sizes.number = self.sizes.number.wrapping_add(1);
         self.sizes.since_ns = since_ns;
-    }
-
-    /// Notes that everything written by the previous events was read.
-    pub(in crate::sources::linux::perf) fn drained(&mut self, options: EventOptions) {
-        if !options.needs_stack_tail() {
-            self.copies.tail = None;
-        }
     }
 
     /// Notes that events could not be reopened and keep these options.
@@ -305,18 +298,13 @@ impl Stacks {
     }
 
     /// Whether ranges of stacks can be prefetched.
-    pub(in crate::sources::linux::perf) fn may_prefetch(&self) -> bool {
-        !self.copies.prefetch_refused
-    }
-
-    /// Whether ranges of stacks are prefetched.
     pub(in crate::sources::linux::perf) fn prefetches(&self) -> bool {
         self.copies.prefetch.is_some()
     }
 
-    /// Called after opening events for prefetching: checks whether they prefetch.
-    pub(in crate::sources::linux::perf) fn note_prefetch(&mut self) {
-        self.copies.prefetch_refused = self.copies.prefetch.is_none();
+    /// Whether ranges of stacks are prefetched.
+    pub(in crate::sources::linux::perf) fn has_prefetched(&self) -> bool {
+        self.copies.prefetch.as_ref().is_some_and(BpfPrefetch::has_lists)
     }
 
     /// Sets the ranges to prefetch with a thread's samples.
@@ -324,14 +312,42 @@ impl Stacks {
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.set(tid, ranges);
         }
+        if let Some(tail) = &mut self.copies.tail {
+            tail.note_list(tid);
+        }
     }
 
-    /// Whether a program copies the tails of large stacks.
+    /// Records a walk of a thread's sample, of which the record held `usual_bytes`.
+    pub(in crate::sources::linux::perf) fn note_tail(
+        &mut self,
+        tid: pid_t,
+        usual_bytes: usize,
+        needed: StackUse,
+    ) {
+        if let Some(tail) = &mut self.copies.tail {
+            tail.note(tid, usual_bytes, needed);
+        }
+    }
+
+    /// Drops an exited thread.
+    pub(in crate::sources::linux::perf) fn forget_thread(&mut self, tid: pid_t) {
+        if let Some(tail) = &mut self.copies.tail {
+            tail.forget(tid);
+        }
+    }
+
+    /// A descriptor that is readable while stacks of new threads wait; `None` while others have tails, too.
+    pub(in crate::sources::linux::perf) fn new_stacks(&self) -> Option<RawFd> {
+        let tail = self.copies.tail.as_ref().filter(|tail| !tail.is_needed_for_long())?;
+        Some(tail.descriptor())
+    }
+
+    /// Whether a program copies the tails of all stacks of some thread.
     pub(in crate::sources::linux::perf) fn copies_tails(&self) -> bool {
-        self.copies.tail.is_some()
+        self.copies.tail.as_ref().is_some_and(StackTail::is_needed_for_long)
     }
 
-    /// Size of that program's ring, bytes.
+    /// Size of the ring of tails, bytes.
     pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         self.copies.tail.as_ref().map_or(0, StackTail::ring_bytes)
     }
