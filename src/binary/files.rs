@@ -16,6 +16,23 @@ pub(crate) const JIT_MAP_BYTES_MAX: u64 = 256 << 20;
 /// Limit on names read from a directory.
 pub(crate) const LISTED_MAX: usize = 65_536;
 
+/// A user with whose rights a process opens files.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileUser {
+    /// The user's number.
+    pub uid: u32,
+    /// The number of the first group.
+    pub gid: u32,
+    /// All other groups.
+    pub groups: Vec<u32>,
+}
+
+impl FileUser {
+    /// The user of a process that is unknown, or sees other files than this process: one without rights (the
+    /// kernel's overflowuid).
+    pub const NOBODY: FileUser = FileUser { uid: 65_534, gid: 65_534, groups: Vec::new() };
+}
+
 /// Opens files in a target's view. Outlives the target: names are found after its exit.
 pub trait Files: Send + Sync {
     /// Opens a regular file by its absolute path.
@@ -43,7 +60,7 @@ pub trait Files: Send + Sync {
     }
 
     /// Opens a source file named by debug information, for display: no symbolic link on the way may belong to a
-    /// user other than root, who could choose a file that only this user may read.
+    /// user other than root, who could choose a file that only this user may read. Its content goes to others.
     ///
     /// # Errors
     /// It cannot be opened or mapped; the error lacks the path.
@@ -58,6 +75,12 @@ pub trait Files: Send + Sync {
 
     /// The names in a directory, at most 65,536, sorted; empty if it cannot be read.
     fn list(&self, _directory: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The users as whom the process opens files now; of an exited process, those last known. Empty if the system
+    /// has none.
+    fn users(&self) -> Vec<FileUser> {
         Vec::new()
     }
 

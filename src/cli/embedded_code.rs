@@ -1,7 +1,8 @@
 //! Source and instructions embedded in pages: which files may be shown, and reading them.
 //!
 //! Only source files below the working directory, or the directories of `--source-dir`, after resolving links: the
-//! recorded program controls the paths in its debug information, and pages are shared with other people.
+//! recorded program controls the paths in its debug information, and pages are shared with other people. And only
+//! files that the recorded user may read ([`UserFiles`]).
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +14,7 @@ use crate::binary::Files;
 use crate::profile::formats::firefox::libraries::Library;
 use crate::profile::formats::html::CodeReader;
 use crate::server::symbols::{OpenedImage, open, read_source};
-use crate::sources::LocalFiles;
+use crate::sources::user_files::UserFiles;
 
 /// Size limit of a source file in a page, bytes.
 const SOURCE_BYTES_MAX: u64 = 2 << 20;
@@ -26,7 +27,9 @@ pub(super) struct EmbeddedCode {
     /// Source is read only from below these directories, links resolved.
     directories: Vec<PathBuf>,
     /// Images are read through these.
-    files: Arc<dyn Files>,
+    images: Arc<dyn Files>,
+    /// Source is read with the rights of users.
+    sources: Arc<UserFiles>,
     /// Omitted files are not reported.
     is_quiet: bool,
 }
@@ -42,7 +45,8 @@ impl EmbeddedCode {
     /// directory.
     pub(super) fn new(
         directories: Option<&[PathBuf]>,
-        files: Arc<dyn Files>,
+        images: Arc<dyn Files>,
+        sources: Arc<UserFiles>,
         is_quiet: bool,
     ) -> EmbeddedCode {
         let working = [PathBuf::from(".")];
@@ -59,12 +63,17 @@ impl EmbeddedCode {
                 None
             }
         };
-        EmbeddedCode { directories: named.iter().filter_map(whole).collect(), files, is_quiet }
+        EmbeddedCode { directories: named.iter().filter_map(whole).collect(), images, sources, is_quiet }
+    }
+
+    /// What source is read by.
+    pub(super) fn sources(&self) -> &Arc<UserFiles> {
+        &self.sources
     }
 
     /// A reader for one page.
     pub(super) fn reader(&self) -> Reader<'_> {
-        Reader { code: self, images: HashMap::new(), left_out: Vec::new(), more: 0 }
+        Reader { code: self, images: HashMap::new(), left_out: Vec::new(), more: 0, is_refused: false }
     }
 }
 
@@ -74,6 +83,8 @@ pub(super) struct Reader<'t> {
     images: HashMap<(String, String), Option<OpenedImage>>,
     left_out: Vec<String>,
     more: usize,
+    /// Source would have been read, but none may be.
+    is_refused: bool,
 }
 
 impl Reader<'_> {
@@ -95,13 +106,17 @@ impl CodeReader for Reader<'_> {
         if !self.code.directories.iter().any(|directory| path.starts_with(directory)) {
             return None;
         }
+        if self.code.sources.refusal().is_some() {
+            self.is_refused = true;
+            return None;
+        }
         let about = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
         if about.len() > SOURCE_BYTES_MAX {
             self.note(file, &format!("longer than {} MiB", SOURCE_BYTES_MAX >> 20));
             return None;
         }
         // By its unresolved name: reading checks the links in it.
-        let text = read_source(&LocalFiles, file);
+        let text = read_source(&*self.code.sources, file);
         text.map_err(|why| self.note(file, &why)).ok().filter(|text| text.len() as u64 <= SOURCE_BYTES_MAX)
     }
 
@@ -109,7 +124,7 @@ impl CodeReader for Reader<'_> {
         let image = self.images.entry((path.to_owned(), build_id.to_owned())).or_insert_with(|| {
             let name = path.rsplit('/').next().unwrap_or_default().to_owned();
             let library = Library { name, path: path.to_owned(), build_id: build_id.to_owned() };
-            open(&library, &*self.code.files).ok()
+            open(&library, &*self.code.images).ok()
         });
         image.as_ref().map_or_else(Vec::new, |image| image.function_at(offset))
     }
@@ -123,6 +138,9 @@ impl Drop for Reader<'_> {
     fn drop(&mut self) {
         if self.code.is_quiet {
             return;
+        }
+        if let Some(why) = self.code.sources.refusal().filter(|_| self.is_refused) {
+            messages::note(&format!("source left out: {why}"));
         }
         for line in &self.left_out {
             messages::note(line);

@@ -10,14 +10,14 @@ use super::args::viewer::{Viewer, ViewerOptions, origin};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};
-use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::profile::formats::html;
 use crate::profile::{Full, SavedProfile};
 use crate::server::http::{Request, Response};
 use crate::server::symbols::Symbols;
 use crate::server::{FIREFOX_PATH, ProfileServer, SPEEDSCOPE_PATH};
-use crate::sources::LocalFiles;
+use crate::sources::Role;
+use crate::sources::user_files::UserFiles;
 use crate::sources::viewer::loopback::{self, Activity, Connection, Listener};
 use crate::sources::viewer::{browser, private_file};
 
@@ -31,17 +31,25 @@ const SPEEDSCOPE: &str = "https://www.speedscope.app";
 /// # Errors
 /// One line: an invalid profile, or no server can be started.
 pub fn run(open: &Open) -> Result<()> {
+    let sources = Arc::new(UserFiles::of_caller());
     system::restrict_to_symbolizing(&OutputFiles::new());
     let (name, saved) = saved_files::read(&open.profile, saved_files::strictness(open.strict), None)?;
     if saved.total() == 0 {
         let why = format!("{name}: the profile has no samples; record for longer, or with --idle");
         return Err(Error::new(ErrorKind::NoData, why));
     }
-    show(saved, &name, None, None, &open.viewer_options, open.verbosity)
+    show(saved, &name, None, Code::Served(sources), &open.viewer_options, open.verbosity)
 }
 
-/// Serves a profile until viewers stop requesting it. `source`: how its stacks were sampled; `code`: embeds source
-/// and instructions in a page.
+/// What source and instructions are read by.
+pub(super) enum Code<'c> {
+    /// They are embedded in a page, too.
+    Embedded(&'c EmbeddedCode),
+    /// They are served only.
+    Served(Arc<UserFiles>),
+}
+
+/// Serves a profile until viewers stop requesting it. `source`: how its stacks were sampled.
 ///
 /// # Errors
 /// One line: no server can be started, or a page cannot be written.
@@ -49,12 +57,16 @@ pub(super) fn show(
     saved: SavedProfile,
     title: &str,
     source: Option<&str>,
-    code: Option<&EmbeddedCode>,
+    code: Code<'_>,
     viewer_options: &ViewerOptions,
     verbosity: Verbosity,
 ) -> Result<()> {
-    // From here on, only messages and the page are written.
-    system::restrict_to_symbolizing(&OutputFiles::new());
+    // From here on, requests are answered, and only messages and the page are written.
+    system::restrict(Role::Watching);
+    let (code, files) = match code {
+        Code::Embedded(code) => (Some(code), Arc::clone(code.sources())),
+        Code::Served(files) => (None, files),
+    };
     let viewer = viewer_options.viewer.clone().unwrap_or_else(|| {
         if loopback::has_route() {
             return Viewer::Firefox;
@@ -64,9 +76,9 @@ pub(super) fn show(
     });
     match viewer {
         Viewer::Html => page(&saved, title, source, code, viewer_options, verbosity),
-        Viewer::Firefox => serve(saved, FIREFOX, viewer_options, verbosity),
-        Viewer::Speedscope => serve(saved, SPEEDSCOPE, viewer_options, verbosity),
-        Viewer::Hosted(address) => serve(saved, &address, viewer_options, verbosity),
+        Viewer::Firefox => serve(saved, files, FIREFOX, viewer_options, verbosity),
+        Viewer::Speedscope => serve(saved, files, SPEEDSCOPE, viewer_options, verbosity),
+        Viewer::Hosted(address) => serve(saved, files, &address, viewer_options, verbosity),
     }
 }
 
@@ -115,6 +127,7 @@ fn start_browser(what: &OsStr, is_address: bool) {
 
 fn serve(
     saved: SavedProfile,
+    files: Arc<UserFiles>,
     viewer: &str,
     viewer_options: &ViewerOptions,
     verbosity: Verbosity,
@@ -125,7 +138,6 @@ fn serve(
     };
     let listener = Listener::bind().map_err(failed)?;
     let token = loopback::token().map_err(failed)?;
-    let files: Arc<dyn Files> = Arc::new(LocalFiles);
     let symbols = Symbols::new(saved, files);
     if verbosity == Verbosity::Verbose {
         for problem in symbols.problems() {

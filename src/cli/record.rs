@@ -29,6 +29,7 @@ use crate::recording::Recording;
 use crate::sampler;
 use crate::sources::Role;
 use crate::sources::signals::{self, Phase};
+use crate::sources::user_files::UserFiles;
 use crate::symbol;
 use crate::trie::FrameId;
 use destinations::Destinations;
@@ -60,6 +61,8 @@ pub fn run(request: &RecordOptions) -> Result<()> {
 
     let begun = Instant::now();
     let outputs = destinations.outputs(&recording.process.name, recording.process.pid);
+    // While this thread still may take the ids of recorded users.
+    let source_files = source_files(request, &recording, &outputs);
     system::restrict_to_symbolizing(&files);
     let names = symbolicate(request, &recording, &*target_files, &outputs);
     let named = Instant::now();
@@ -74,7 +77,13 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let counted = heap
         .as_ref()
         .map(|(heap, values)| super::heap::counted(heap, values, recording.stats.processes_seen));
-    let presentation = presentation(request, &recording, counted.as_deref(), &saved, target_files);
+    let presentation = presentation(
+        request,
+        &recording,
+        counted.as_deref(),
+        &saved,
+        source_files.map(|source_files| (target_files, source_files)),
+    );
     let figures = || RunFigures {
         command,
         memory,
@@ -111,7 +120,10 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         }
         signals::enter(Phase::Server);
         let Presentation { page_title, source, code, .. } = presentation;
-        open::show(saved, &page_title, source.as_deref(), code.as_ref(), viewer_options, request.verbosity)?;
+        if let Some(code) = &code {
+            let code = open::Code::Embedded(code);
+            open::show(saved, &page_title, source.as_deref(), code, viewer_options, request.verbosity)?;
+        }
     }
     written?;
     report::cut_short(&recording).map_or(Ok(()), Err)
@@ -319,6 +331,20 @@ fn sampling_options(request: &RecordOptions, launched: bool) -> sampler::Options
     }
 }
 
+/// What source is read by for pages and viewers; `None` if none is shown.
+fn source_files(
+    request: &RecordOptions,
+    recording: &Recording,
+    outputs: &[Output],
+) -> Option<Arc<UserFiles>> {
+    let output = &request.output;
+    if output.open.is_none() && !outputs.iter().any(|output| output.format == Format::Html) {
+        return None;
+    }
+    let is_asked = output.source_directories.as_ref().is_some_and(|named| !named.is_empty());
+    Some(Arc::new(UserFiles::of_recorded(&recording.users, is_asked)))
+}
+
 /// Whether a format stores lines; the others need not pay for them.
 fn keeps_lines(output: &Output) -> bool {
     !matches!(output.format, Format::Svg | Format::Folded)
@@ -330,7 +356,7 @@ fn presentation(
     recording: &Recording,
     counted: Option<&str>,
     saved: &SavedProfile,
-    files: Arc<dyn Files>,
+    code_files: Option<(Arc<dyn Files>, Arc<UserFiles>)>,
 ) -> Presentation {
     let stats = &recording.stats;
     let samples = text::plural(stats.samples, "sample");
@@ -356,11 +382,10 @@ fn presentation(
         page_title,
         title: output.graph.title.clone(),
         source: summary::source(&recording.process),
-        code: Some(EmbeddedCode::new(
-            output.source_directories.as_deref(),
-            files,
-            request.verbosity == Verbosity::Quiet,
-        )),
+        code: code_files.map(|(images, sources)| {
+            let is_quiet = request.verbosity == Verbosity::Quiet;
+            EmbeddedCode::new(output.source_directories.as_deref(), images, sources, is_quiet)
+        }),
         lines: output.symbol_options.lines,
         pprof_timestamps: output.pprof_timestamps,
         reverse: output.reverse,

@@ -17,7 +17,8 @@ use crate::profile::filter::{self, Filter, RemainingCounts};
 use crate::profile::formats::detect::Strictness;
 use crate::profile::{Full, MergeError, SAMPLES, SavedBuilder, SavedProfile};
 use crate::recording::RATE_COUNT_MIN;
-use crate::sources::{LocalFiles, Role};
+use crate::sources::Role;
+use crate::sources::user_files::UserFiles;
 
 /// Reads, merges, filters and writes.
 ///
@@ -28,6 +29,7 @@ pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     let options = (render.reverse, render.pprof_timestamps);
     outputs::check_options(options, &render.source_directories, &render.outputs)?;
+    let sources = (!render.source_directories.is_empty()).then(|| Arc::new(UserFiles::of_caller()));
     system::restrict_to_symbolizing(&files);
     let saved = in_time_range(render, merged(render)?)?;
     let saved = filtered(render, saved)?;
@@ -37,9 +39,10 @@ pub fn run(render: &Render) -> Result<()> {
         graph: render.graph.graph(title, subtitle, saved.about.unit.clone()),
         title: render.graph.title.clone(),
         source: None,
-        code: (!render.source_directories.is_empty()).then(|| {
+        code: sources.map(|sources| {
             let is_quiet = render.verbosity == Verbosity::Quiet;
-            EmbeddedCode::new(Some(&render.source_directories), Arc::new(LocalFiles), is_quiet)
+            let images = Arc::<UserFiles>::clone(&sources);
+            EmbeddedCode::new(Some(&render.source_directories), images, sources, is_quiet)
         }),
         lines: render.lines,
         pprof_timestamps: render.pprof_timestamps,

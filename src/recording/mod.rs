@@ -4,10 +4,10 @@ mod frame;
 mod pause;
 pub mod timeline;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::binary::Files;
+use crate::binary::files::{FileUser, Files};
 use crate::heap::HeapModel;
 use crate::images::Images;
 use crate::sources::pushed::AllocationLosses;
@@ -63,6 +63,8 @@ pub struct Recording {
     pub stack_groups: Vec<StackGroup>,
     /// Access to the files of processes with JIT code, with the number from [`Images::process_of`].
     pub files: Vec<(u32, Arc<dyn Files>)>,
+    /// The users as whom the recorded processes opened files; empty if the system has none.
+    pub users: BTreeSet<FileUser>,
     /// Times of samples, if recorded.
     pub timeline: Option<Timeline>,
     /// For a recording of allocations: the allocations, by node of the trie.

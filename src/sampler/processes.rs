@@ -4,12 +4,13 @@
 //! and the files it mapped. A whole-machine recording sees thousands of processes: of exited ones only the numbers
 //! are kept, and the unwind caches of processes not walked recently are dropped.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::image_refresh::ImageRefresh;
 use super::recorded_process::{ProcessIndex, RecordedProcess};
 use super::stack_groups::StackGroups;
-use crate::binary::Files;
+use crate::binary::files::{FileUser, Files};
 use crate::clock::Clock;
 use crate::images::{ImageView, Images, JitCode};
 use crate::sources::{Observed, ThreadId};
@@ -17,6 +18,9 @@ use crate::walk::{FileFacts, Unwinder};
 
 /// Maximum number of processes with unwind caches; some tens of kilobytes each.
 const UNWIND_CACHES_MAX: usize = 256;
+
+/// Maximum number of users kept.
+const USERS_MAX: usize = 1024;
 
 /// A file that a process mapped while it was recorded.
 pub(super) struct ImageLoad {
@@ -42,6 +46,7 @@ pub(super) struct Processes {
     /// Facts that walks learned about files, shared by all processes.
     facts: FileFacts,
     loads: Vec<ImageLoad>,
+    users: BTreeSet<FileUser>,
 }
 
 impl Processes {
@@ -54,6 +59,7 @@ impl Processes {
             with_unwind_cache: Vec::new(),
             facts,
             loads: Vec::new(),
+            users: BTreeSet::new(),
         }
     }
 
@@ -195,6 +201,11 @@ impl Processes {
         let at_ns = clock.now_ns();
         let changed = recorded.read_images(process, &|| clock.now_ns(), &mut self.images);
         if changed {
+            for user in process.files().users() {
+                if self.users.len() < USERS_MAX {
+                    self.users.insert(user);
+                }
+            }
             let load = |path| ImageLoad { pid: recorded.pid, at_ns, path };
             self.loads.extend(recorded.refresh.take_new_paths().into_iter().map(load));
         }
@@ -231,6 +242,11 @@ impl Processes {
             .iter_mut()
             .filter_map(|process| Some((process.image_space_id, process.files.take()?)))
             .collect()
+    }
+
+    /// The users as whom the processes opened files.
+    pub(super) fn take_users(&mut self) -> BTreeSet<FileUser> {
+        std::mem::take(&mut self.users)
     }
 
     /// Number of rules that walks learned about files.

@@ -584,6 +584,7 @@ impl<'a> Recorder<'a> {
             process: process.process().clone(),
             hz: self.options.hz,
             files: self.processes.files(),
+            users: self.processes.take_users(),
             trie,
             images: self.processes.into_images(),
             programs,

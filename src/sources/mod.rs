@@ -36,6 +36,7 @@ pub mod sim;
 pub mod startup;
 mod target_file;
 mod thread_status;
+pub mod user_files;
 pub mod viewer;
 
 pub use capture::{Capture, OtherStack};

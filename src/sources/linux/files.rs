@@ -12,7 +12,7 @@ use libc::pid_t;
 
 use super::perf::kernel_names;
 use super::{proc, threads};
-use crate::binary::files::{self, Files};
+use crate::binary::files::{self, FileUser, Files};
 use crate::binary::{ImageBytes, OpenError};
 use crate::sources::LocalFiles;
 use crate::sources::target_file::{Copying, FileLocation, Links, Patience, Root, TargetFile};
@@ -33,8 +33,12 @@ pub(super) struct TargetFiles {
     patience: Patience,
     /// Its process id in the innermost namespace.
     own_pid: String,
+    /// Its number here.
+    pid: pid_t,
     /// Its user.
     uid: u32,
+    /// The users as whom it opened files at first.
+    users: Vec<FileUser>,
     /// Its start time, in seconds since 1970, rounded down.
     began_s: Option<u64>,
 }
@@ -49,6 +53,8 @@ impl TargetFiles {
             began_s: proc::began_s(&read(&format!("/proc/{pid}/stat")), &read("/proc/stat")),
             root: Root::of_process(threads::living_thread(pid).unwrap_or(pid)).ok(),
             patience: Patience::default(),
+            pid,
+            users: process_users(pid),
             own_pid: innermost.map_or_else(|| pid.to_string(), str::to_owned),
             uid: std::fs::metadata(format!("/proc/{pid}")).map_or(0, |meta| meta.uid()),
         }
@@ -150,6 +156,11 @@ impl Files for TargetFiles {
         }
     }
 
+    fn users(&self) -> Vec<FileUser> {
+        let now = process_users(self.pid);
+        if now.is_empty() { self.users.clone() } else { now }
+    }
+
     fn own_pid(&self) -> Option<&str> {
         Some(&self.own_pid)
     }
@@ -171,6 +182,34 @@ impl Files for TargetFiles {
             content => Some((path, content)),
         }
     }
+}
+
+/// The users as whom a process opens files: by its real, effective, saved and file-system ids, since it may take
+/// each. A process with other mounts than this one has other files under the same names: it is nobody here. Empty
+/// if it has exited.
+fn process_users(pid: pid_t) -> Vec<FileUser> {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return Vec::new() };
+    let mounts = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
+    let root = |of: &str| std::fs::metadata(format!("/proc/{of}/root")).ok();
+    let identity = |of: &str| root(of).map(|meta| (meta.dev(), meta.ino()));
+    let of = pid.to_string();
+    let same_files =
+        mounts(&of).is_some() && mounts(&of) == mounts("self") && identity(&of) == identity("self");
+    if same_files { users_in(&status) } else { vec![FileUser::NOBODY] }
+}
+
+/// The users in `/proc/PID/status`.
+fn users_in(status: &str) -> Vec<FileUser> {
+    let numbers = |key: &str| -> Vec<u32> {
+        let value = proc::status_value(status, key).unwrap_or_default();
+        value.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+    };
+    let (uids, gids, groups) = (numbers("Uid"), numbers("Gid"), numbers("Groups"));
+    let mut users: Vec<FileUser> =
+        uids.into_iter().zip(gids).map(|(uid, gid)| FileUser { uid, gid, groups: groups.clone() }).collect();
+    users.sort();
+    users.dedup();
+    users
 }
 
 #[cfg(test)]
@@ -200,6 +239,21 @@ mod tests {
         std::fs::write(&path, "other").unwrap();
         assert_eq!(open(seen), Err(OpenError::Replaced.to_string()));
         assert_eq!(open(None), Ok(b"other".to_vec()), "when it was seen is not known");
+    }
+
+    #[test]
+    fn the_users_of_a_process_are_all_that_it_may_become() {
+        let of = |ids: &str| {
+            let users = users_in(&format!("Name:\tx\n{ids}"));
+            users.into_iter().map(|user| (user.uid, user.gid, user.groups)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("Uid:\t7\t7\t7\t7\nGid:\t8\t8\t8\t8\nGroups:\t8 9 \n"), [(7, 8, vec![8, 9])]);
+        assert_eq!(of("Uid:\t7\t0\t0\t0\nGid:\t8\t8\t8\t8\n"), [(0, 8, vec![]), (7, 8, vec![])]);
+        assert_eq!(of("Uid:\tx\n"), []);
+        let own = process_users(std::process::id().cast_signed());
+        assert_eq!(own.len(), 1);
+        assert_ne!(own, [FileUser::NOBODY]);
+        assert_eq!(process_users(pid_t::MAX), []);
     }
 
     #[test]

@@ -46,6 +46,7 @@ pub use launch::Launch;
 pub use not_running::{why_it_is_frozen, why_not_running, why_still_not_running};
 #[cfg(test)]
 pub(crate) use perf::SimKernel;
+pub(super) use privileges::read_as;
 pub use privileges::{restrict, restrict_to_symbolizing, set_caller};
 pub use process_list::processes;
 pub use ptrace::LinuxTarget;

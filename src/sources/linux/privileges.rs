@@ -92,11 +92,13 @@ struct Thread {
     is_first: bool,
     /// It takes the ids of the user who called sudo for that, temporarily or permanently.
     takes_ids: bool,
+    /// It is root's: to read source, threads that it starts before it names functions take the ids of recorded users.
+    is_root: bool,
 }
 
 /// The rights of a thread in a role.
 fn rights(role: Role, thread: Thread) -> Rights {
-    let Thread { held, is_first, takes_ids } = thread;
+    let Thread { held, is_first, takes_ids, is_root } = thread;
     let with_admin = |needed: Capabilities| {
         let lacks = !held.contains(needed.within(PARTS_OF_SYS_ADMIN));
         if lacks { needed.with(SYS_ADMIN) } else { needed }
@@ -104,14 +106,15 @@ fn rights(role: Role, thread: Thread) -> Rights {
     let of_processes = READ.with(PROCESSES).with(MAPPED_FILES).with(SIGNAL);
     let ids = if takes_ids { IDS } else { NONE };
     let write = WRITE.with(ids);
+    let read_write = READ.with(write).with(if is_root { IDS } else { NONE });
     let (effective, later) = match role {
         // After the recording it may have to end the command, which may belong to another user.
-        Role::Waiting => (SIGNAL, READ.with(write)),
-        Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS).with(PRIORITY)), READ.with(write)),
-        Role::SamplingByPtrace => (with_admin(of_processes), READ.with(write)),
+        Role::Waiting => (SIGNAL, read_write),
+        Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS).with(PRIORITY)), read_write),
+        Role::SamplingByPtrace => (with_admin(of_processes), read_write),
         // A new sampler inherits its capabilities from this thread.
-        Role::Tracing => (SIGNAL, with_admin(of_processes).with(write)),
-        Role::SamplingByStub => (READ.with(SIGNAL), READ.with(write)),
+        Role::Tracing => (SIGNAL, with_admin(of_processes).with(read_write)),
+        Role::SamplingByStub => (READ.with(SIGNAL), read_write),
         Role::Symbolizing => (READ, write),
         Role::Writing => (write, NONE),
         Role::Watching => (NONE, NONE),
@@ -138,6 +141,18 @@ fn caller() -> Option<&'static Caller> {
     CALLER.get()?.as_ref()
 }
 
+/// Gives the calling thread the rights of a user to files, permanently, and no capability. It stays the process's
+/// user otherwise, so that the other user cannot send it signals.
+///
+/// # Errors
+/// The system's error: only root takes the rights of another user.
+pub(in crate::sources) fn read_as(user: &Caller) -> io::Result<()> {
+    let held = calls::permitted()?;
+    calls::set(held, held)?;
+    user.take()?;
+    apply(Rights { effective: NONE, permitted: NONE })
+}
+
 /// Drops what the calling thread does not need in this role and in later ones.
 ///
 /// # Errors
@@ -154,7 +169,12 @@ pub fn restrict(role: Role) -> io::Result<()> {
     {
         ids = set_ids(caller);
     }
-    let thread = Thread { held, is_first: calls::is_first_thread(), takes_ids: caller.is_some() };
+    let thread = Thread {
+        held,
+        is_first: calls::is_first_thread(),
+        takes_ids: caller.is_some(),
+        is_root: calls::is_root(),
+    };
     apply(rights(role, thread))?;
     ids
 }

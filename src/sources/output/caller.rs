@@ -4,6 +4,8 @@
 use std::ffi::CStr;
 use std::io;
 
+use crate::binary::files::FileUser;
+
 /// Most groups of a user.
 const GROUPS_MAX: usize = 65_536;
 
@@ -13,6 +15,12 @@ pub struct Caller {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
+}
+
+impl From<FileUser> for Caller {
+    fn from(user: FileUser) -> Caller {
+        Caller::new(user.uid, user.gid, user.groups)
+    }
 }
 
 impl Caller {
@@ -30,6 +38,16 @@ impl Caller {
     #[must_use]
     pub fn new(uid: u32, gid: u32, groups: Vec<u32>) -> Caller {
         Caller { uid, gid, groups }
+    }
+
+    /// The user who called sudo, or the one as whom the calling thread opens files.
+    #[must_use]
+    pub fn or_own() -> Caller {
+        Caller::of_this_process().unwrap_or_else(|| {
+            // SAFETY: the call takes nothing and cannot fail.
+            let gid = unsafe { libc::getegid() };
+            Caller::new(file_uid(), gid, Vec::new())
+        })
     }
 
     /// The user's number.
@@ -60,6 +78,14 @@ impl Caller {
         let result = body();
         drop(guard);
         Ok(result)
+    }
+
+    /// Gives the calling thread this user's rights to files, for good.
+    ///
+    /// # Errors
+    /// The system does not let this thread act as that user.
+    pub fn take(&self) -> io::Result<()> {
+        system::assume(self).map(std::mem::forget)
     }
 }
 
@@ -120,7 +146,7 @@ fn named_groups(uid: u32, gid: u32) -> Option<Vec<u32>> {
 }
 
 /// The user that owns file access in this thread.
-pub(super) fn file_uid() -> u32 {
+pub(in crate::sources) fn file_uid() -> u32 {
     system::file_uid()
 }
 

@@ -149,12 +149,6 @@ fn open_again(looked_at: &File, mounts_layers: bool) -> Result<TargetFile, OpenE
     Ok(TargetFile { file: file.map_err(cannot_open)?, about: About::from(&meta), may_hang, is_copy: false })
 }
 
-/// The effective user of this process.
-pub(super) fn own_user() -> u32 {
-    // SAFETY: geteuid(2) takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

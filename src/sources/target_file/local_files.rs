@@ -24,10 +24,6 @@ impl Files for LocalFiles {
         with_local(path, true, |file, copying| file.bytes(copying))
     }
 
-    fn open_source(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        with_local(path, false, |file, copying| file.bytes(copying))
-    }
-
     fn modified_s(&self, path: &str) -> Option<u64> {
         with_local(path, true, |file, _| Ok(u64::try_from(file.about().modified_s).ok())).ok()?
     }
@@ -46,8 +42,36 @@ pub(in crate::sources) fn with_local<T: Send + 'static>(
     all_links: bool,
     work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
 ) -> Result<T, OpenError> {
+    wait_for(&PATIENCE, path, all_links, work)
+}
+
+fn wait_for<T: Send + 'static>(
+    patience: &Patience,
+    path: &str,
+    all_links: bool,
+    work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
+) -> Result<T, OpenError> {
     let path = absolute(path);
-    PATIENCE.wait_for(FileLocation::of(&path), move |copying| work(open(&path, all_links, copying)?, copying))
+    patience.wait_for(FileLocation::of(&path), move |copying| work(open(&path, all_links, copying)?, copying))
+}
+
+/// Reads files with the rights of the thread that reads first.
+pub(in crate::sources) struct LocalReader(Patience);
+
+impl LocalReader {
+    pub(in crate::sources) fn new() -> LocalReader {
+        LocalReader(Patience::with_own_workers())
+    }
+
+    /// Content, and device and inode, of a regular file. Unless all links are followed, those of other users are
+    /// not.
+    pub(in crate::sources) fn read(
+        &self,
+        path: &str,
+        all_links: bool,
+    ) -> Result<(ImageBytes, (u64, u64)), OpenError> {
+        wait_for(&self.0, path, all_links, |file, copying| Ok((file.bytes(copying)?, file.about().identity)))
+    }
 }
 
 fn absolute(path: &str) -> String {
@@ -57,7 +81,7 @@ fn absolute(path: &str) -> String {
 
 #[cfg(target_os = "linux")]
 fn open(path: &str, all_links: bool, copying: &Copying) -> Result<TargetFile, OpenError> {
-    let links = if all_links { Links::All } else { Links::OfUser(super::linux::own_user()) };
+    let links = if all_links { Links::All } else { Links::OfUser(crate::sources::output::file_uid()) };
     super::own_root()?.open(path, links, copying)
 }
 

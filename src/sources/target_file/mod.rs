@@ -27,7 +27,7 @@ pub(super) use file::TargetFile;
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Root, open_linked, own_root};
 pub use local_files::LocalFiles;
-pub(super) use local_files::with_local;
+pub(super) use local_files::{LocalReader, with_local};
 #[cfg(target_os = "linux")]
 pub(super) use resolve::Links;
 #[cfg(target_os = "linux")]

@@ -64,6 +64,11 @@ impl Default for Patience {
 }
 
 impl Patience {
+    /// With workers of its own, which the calling thread starts: they have its rights.
+    pub(super) fn with_own_workers() -> Patience {
+        Patience { workers: Box::leak(Box::new(Workers::new())), ..Patience::default() }
+    }
+
     /// Runs an operation in another thread and waits for its result, with a bound.
     ///
     /// # Errors

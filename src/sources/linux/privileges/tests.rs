@@ -14,7 +14,7 @@ const ROLES: [Role; 8] = [
 ];
 
 fn first(held: Capabilities, takes_ids: bool) -> Thread {
-    Thread { held, is_first: true, takes_ids }
+    Thread { held, is_first: true, takes_ids, is_root: takes_ids }
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn rights_are_within_held_and_permitted_capabilities() {
     for role in ROLES {
         for held in [ALL, NONE, READ, WRITE.with(PROCESSES), Capabilities(0x5555_5555_5555)] {
             for (is_first, takes_ids) in [(false, false), (false, true), (true, false), (true, true)] {
-                let rights = rights(role, Thread { held, is_first, takes_ids });
+                let rights = rights(role, Thread { held, is_first, takes_ids, is_root: takes_ids });
                 assert!(held.contains(rights.permitted), "{role:?}");
                 assert!(rights.permitted.contains(rights.effective), "{role:?}");
                 assert!(takes_ids || rights.permitted.within(IDS) == NONE, "{role:?}");
@@ -75,8 +75,8 @@ fn only_the_calling_thread_is_restricted() {
 #[test]
 fn a_tracing_thread_keeps_what_the_next_one_needs() {
     let waiting = rights(Role::Tracing, first(ALL, true));
-    let next = Thread { held: waiting.permitted, is_first: false, takes_ids: true };
-    let fresh = Thread { held: ALL, is_first: false, takes_ids: true };
+    let next = Thread { held: waiting.permitted, is_first: false, takes_ids: true, is_root: true };
+    let fresh = Thread { held: ALL, is_first: false, takes_ids: true, is_root: true };
     assert_eq!(rights(Role::SamplingByPtrace, next), rights(Role::SamplingByPtrace, fresh));
     assert!(!waiting.effective.contains(PROCESSES), "it asks for nothing itself");
 }
