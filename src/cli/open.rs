@@ -172,7 +172,7 @@ fn answer(server: &ProfileServer, connection: &mut Connection, activity: &Activi
         }
     };
     // Unauthorized requests do not keep the server alive.
-    let active = server.is_authorized(&request).then(|| activity.begin_request());
+    let active = server.is_authorized(&request).then(|| activity.begin_request(connection));
     let _ = server.answer(&request).write(connection);
     drop(active);
 }

@@ -2,8 +2,8 @@
 //!
 //! Input: a handler of requests. Output: its responses, until there was no request for a while. On Linux a
 //! connection is served only if its other end belongs to the user who started this process, even with the
-//! right token. Each connection has a thread and a time limit, and their number is limited, so that a slow
-//! one delays none.
+//! right token. Each connection has a thread and a time limit, and their number is limited; a new one ends the
+//! oldest that has not sent an authorized request, so that slow ones delay none.
 
 #[cfg(target_os = "linux")]
 mod peer;
@@ -27,6 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct Connection {
     stream: TcpStream,
     ends: Instant,
+    number: u64,
 }
 
 impl Read for Connection {
@@ -62,11 +63,22 @@ pub struct Activity {
 
 #[derive(Debug, Default)]
 struct State {
-    connections: usize,
+    /// The oldest first.
+    connections: Vec<OpenConnection>,
+    /// Connections so far.
+    accepted: u64,
     /// Requests in progress.
     requests: usize,
     /// When the last response was sent.
     last: Option<Instant>,
+}
+
+/// A connection that has a thread.
+#[derive(Debug)]
+struct OpenConnection {
+    number: u64,
+    stream: TcpStream,
+    is_authorized: bool,
 }
 
 impl Activity {
@@ -74,10 +86,15 @@ impl Activity {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks a request as in progress while the result exists.
+    /// Marks an authorized request as in progress while the result exists.
     #[must_use]
-    pub fn begin_request(&self) -> ActiveRequest<'_> {
-        self.state().requests += 1;
+    pub fn begin_request(&self, connection: &Connection) -> ActiveRequest<'_> {
+        let mut state = self.state();
+        state.requests += 1;
+        for open in state.connections.iter_mut().filter(|open| open.number == connection.number) {
+            open.is_authorized = true;
+        }
+        drop(state);
         ActiveRequest(self)
     }
 
@@ -120,23 +137,31 @@ impl Drop for ActiveRequest<'_> {
 }
 
 /// One of the [`CONNECTIONS_MAX`] connections.
-struct Slot(Arc<Activity>);
+struct Slot {
+    activity: Arc<Activity>,
+    number: u64,
+}
 
 impl Slot {
-    /// `None` if all are in use.
-    fn take(activity: &Arc<Activity>) -> Option<Slot> {
+    /// If all are in use, the oldest connection without an authorized request is ended; `None` if there is no such.
+    fn take(activity: &Arc<Activity>, stream: &TcpStream) -> Option<Slot> {
+        let stream = stream.try_clone().ok()?;
         let mut state = activity.state();
-        if state.connections == CONNECTIONS_MAX {
-            return None;
+        if state.connections.len() == CONNECTIONS_MAX {
+            let idle = state.connections.iter().position(|open| !open.is_authorized)?;
+            // Its thread reads the end of the stream.
+            let _ = state.connections.remove(idle).stream.shutdown(Shutdown::Both);
         }
-        state.connections += 1;
-        Some(Slot(Arc::clone(activity)))
+        state.accepted += 1;
+        let number = state.accepted;
+        state.connections.push(OpenConnection { number, stream, is_authorized: false });
+        Some(Slot { activity: Arc::clone(activity), number })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.state().connections -= 1;
+        self.activity.state().connections.retain(|open| open.number != self.number);
     }
 }
 
@@ -186,25 +211,23 @@ fn accept(listener: &TcpListener, activity: &Arc<Activity>, serve: &Arc<Serve>) 
             std::thread::sleep(PAUSE);
             continue;
         };
-        // Beyond the limit, or without a thread, the connection is closed.
-        let Some(slot) = Slot::take(activity) else { continue };
-        let (activity, serve) = (Arc::clone(activity), Arc::clone(serve));
-        let answer = move || {
-            let _slot = slot;
-            if is_own(&stream) {
-                answer(stream, &activity, &*serve);
-            }
-        };
+        // Those of others get no slot. Beyond the limit, or without a thread, the connection is closed.
+        if !is_own(&stream) {
+            continue;
+        }
+        let Some(slot) = Slot::take(activity, &stream) else { continue };
+        let serve = Arc::clone(serve);
+        let answer = move || answer(stream, &slot, &*serve);
         let _ = std::thread::Builder::new().name("connection".to_owned()).spawn(answer);
     }
 }
 
-fn answer(stream: TcpStream, activity: &Activity, serve: &Serve) {
+fn answer(stream: TcpStream, slot: &Slot, serve: &Serve) {
     if stream.set_write_timeout(Some(WRITE_TIME)).is_err() || stream.set_nodelay(true).is_err() {
         return;
     }
-    let mut connection = Connection { stream, ends: Instant::now() + REQUEST_TIME };
-    serve(&mut connection, activity);
+    let mut connection = Connection { stream, ends: Instant::now() + REQUEST_TIME, number: slot.number };
+    serve(&mut connection, &slot.activity);
     // Unread input would make the system reset the connection before the client has read the response.
     let _ = connection.stream.shutdown(Shutdown::Write);
     let mut rest = [0; 4096];
@@ -239,4 +262,36 @@ pub fn has_route() -> bool {
     // Connecting a datagram socket looks up its route; the address is reserved for documentation (RFC 5737).
     UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
         .is_ok_and(|socket| socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn silent_connections_hold_no_place() {
+        let listener = Listener::bind().unwrap();
+        let port = listener.port();
+        let serve = |connection: &mut Connection, activity: &Activity| {
+            let mut request = [0; 4];
+            if connection.read_exact(&mut request).is_ok() {
+                let _active = activity.begin_request(connection);
+                connection.write_all(b"done").unwrap();
+            }
+        };
+        std::thread::spawn(move || listener.serve(None, Arc::new(serve)));
+        let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let mut silent: Vec<TcpStream> = (0..2 * CONNECTIONS_MAX).map(|_| connect()).collect();
+        for _ in 0..3 {
+            let mut client = connect();
+            client.write_all(b"send").unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, "done");
+        }
+        // The oldest one was ended.
+        assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0);
+    }
 }
