@@ -21,6 +21,7 @@ use libc::pid_t;
 
 use super::account::Account;
 use super::sys;
+use super::terminal::{self, InputFilter};
 use crate::sources::{signals, startup};
 
 /// A command to start.
@@ -164,6 +165,7 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> 
         command.env_clear().envs(account.environment());
     }
     command.envs(launch.environment.iter().map(|(name, value)| (name, value)));
+    let filter = (account.is_some() && terminal::is_shared()).then(InputFilter::new);
     let go_fd = go.as_raw_fd();
     // SAFETY: between fork and exec the closure only makes system calls, on descriptors that it owns or
     // that the parent keeps open until then; it allocates nothing and takes no lock (signal-safety(7)).
@@ -172,6 +174,8 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> 
         command.pre_exec(move || {
             restore(&[libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO]);
             announce_and_wait(&mut tell_ready, &mut wait_go, go_fd)?;
+            // As root, whose privileges it needs.
+            filter.as_ref().map_or(Ok(()), InputFilter::install)?;
             // Last: until `exec` the process has the profiler's memory and descriptors.
             account.as_ref().map_or(Ok(()), Account::become_user)
         });

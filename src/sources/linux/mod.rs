@@ -26,6 +26,7 @@ mod reservation;
 mod sleeping_thread;
 mod source;
 mod sys;
+mod terminal;
 mod threads;
 
 use std::ffi::OsStr;
