@@ -205,8 +205,51 @@ pub(super) fn write_to(
     to: &Destination,
     content: &mut dyn FnMut(&mut dyn io::Write) -> io::Result<()>,
 ) -> Result<()> {
+    let limited = |out: &mut dyn io::Write| content(&mut LimitedWriter { out, left: OUTPUT_BYTES_MAX });
     match to {
-        Destination::File(path) => files.write(path, content),
-        Destination::Stdout => file::write_stream("standard output", &mut io::stdout().lock(), content),
+        Destination::File(path) => files.write(path, limited),
+        Destination::Stdout => file::write_stream("standard output", &mut io::stdout().lock(), limited),
+    }
+}
+
+/// Longest output, bytes: stacks repeat names, and a small profile can have many.
+const OUTPUT_BYTES_MAX: u64 = 2 << 30;
+
+/// Refuses to write more than a number of bytes.
+struct LimitedWriter<'o> {
+    out: &'o mut dyn io::Write,
+    left: u64,
+}
+
+impl io::Write for LimitedWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() as u64 > self.left {
+            let why = "it would be longer than 2 GiB; --include, --root or -o FILE.pb.gz make it shorter";
+            return Err(io::Error::other(why));
+        }
+        let written = self.out.write(bytes)?;
+        self.left -= written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn an_output_beyond_the_limit_is_refused() {
+        let mut written = Vec::new();
+        let mut limited = LimitedWriter { out: &mut written, left: 5 };
+        assert!(limited.write_all(b"abc").is_ok() && limited.write_all(b"de").is_ok());
+        let refused = limited.write_all(b"f").map_err(|error| error.to_string());
+        assert!(refused.is_err_and(|why| why.contains("longer than 2 GiB")));
+        assert_eq!(written, b"abcde");
     }
 }

@@ -73,6 +73,9 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let circumstances = circumstances(request, is_whole, &recording, &outputs);
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
     let mut saved = profile(&recording, &names, circumstances, heap.as_ref())?;
+    if let Some(cut) = saved.cut_names().filter(|_| request.verbosity != Verbosity::Quiet) {
+        messages::note(&cut);
+    }
     saved.about.exit = recording.stats.exit_status.filter(|_| is_whole).and_then(text::exit_status);
     let counted = heap
         .as_ref()

@@ -335,5 +335,7 @@ fn frame_of(
         let index = builder.function(Function { name, file, ..Function::default() })?;
         lines.push(Line { function: index, line: function.line });
     }
-    builder.frame(address.0, mapping, &lines)
+    // A profile goes to others, and where the kernel is in memory is a secret of root.
+    let address = if address.at().is_kernel() { 0 } else { address.0 };
+    builder.frame(address, mapping, &lines)
 }

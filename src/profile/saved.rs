@@ -120,6 +120,17 @@ impl SavedProfile {
         self.texts.get(id)
     }
 
+    /// A line for people on names that are cut; `None` if there are none.
+    #[must_use]
+    pub fn cut_names(&self) -> Option<String> {
+        let (cut, most) = (self.texts.cut_count(), super::texts::NAME_BYTES_MAX);
+        match cut {
+            0 => None,
+            1 => Some(format!("1 name is longer than {most} bytes, and is cut")),
+            _ => Some(format!("{cut} names are longer than {most} bytes, and are cut")),
+        }
+    }
+
     /// All texts.
     #[must_use]
     pub fn texts(&self) -> &Texts {

@@ -20,6 +20,10 @@ pub const TEXT_BYTES_MAX: usize = 1 << 30;
 /// Most distinct texts.
 pub const TEXTS_MAX: usize = 1 << 24;
 
+/// Most bytes of a text, without the mark of a cut: a stack repeats its names, so a small profile with a long name
+/// would make huge outputs.
+pub const NAME_BYTES_MAX: usize = 4096;
+
 /// An interned text: its index in a [`Texts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TextId(pub u32);
@@ -47,6 +51,8 @@ pub struct Texts {
     ends: Vec<u32>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
+    /// Distinct texts that were cut.
+    cut: usize,
 }
 
 impl Texts {
@@ -58,6 +64,7 @@ impl Texts {
             ends: vec![0],
             index: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
+            cut: 0,
         };
         let hash = texts.hasher.hash_one("");
         texts.index.insert_unique(hash, 0, |_| hash);
@@ -78,6 +85,12 @@ impl Texts {
         // Known texts are already escaped, so only new ones are searched.
         if let Cow::Owned(escaped) = escape_line(text) {
             return self.intern(&escaped);
+        }
+        if let Some(short) = cut(text) {
+            let known = self.count();
+            let id = self.intern(&short)?;
+            self.cut += self.count() - known;
+            return Ok(id);
         }
         if text.len() > TEXT_BYTES_MAX - self.bytes.len() {
             return Err(Full { what: "bytes of names", limit: TEXT_BYTES_MAX });
@@ -106,11 +119,33 @@ impl Texts {
         at(&self.bytes, &self.ends, id.0)
     }
 
+    /// Number of distinct texts that were longer than [`NAME_BYTES_MAX`], and are cut.
+    #[must_use]
+    pub fn cut_count(&self) -> usize {
+        self.cut
+    }
+
     /// Number of distinct texts, including the empty one; all numbers are below it.
     #[must_use]
     pub fn count(&self) -> usize {
         self.ends.len()
     }
+}
+
+/// A text that is too long, up to a mark with the number of bytes that were cut and a hash of the text: texts that
+/// differ stay different. `None` if it is short enough, as each cut text is.
+fn cut(text: &str) -> Option<String> {
+    /// Longest mark: an ellipsis, 20 digits, 16 digits, and the words between them.
+    const MARK_BYTES: usize = 3 + 20 + 16 + "[+ bytes, #]".len();
+    if text.len() <= NAME_BYTES_MAX + MARK_BYTES {
+        return None;
+    }
+    let kept = (0..=NAME_BYTES_MAX).rev().find_map(|end| text.get(..end)).unwrap_or_default();
+    // FNV-1a: the same in each run.
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    Some(format!("{kept}…[+{} bytes, #{hash:016x}]", text.len() - kept.len()))
 }
 
 fn at<'a>(bytes: &'a str, ends: &[u32], id: u32) -> &'a str {
@@ -154,6 +189,23 @@ mod tests {
         let ids = ["a\u{202e}b", "a\\u{202e}b", "a\u{202e}b"].map(|text| texts.intern(text).expect("fits"));
         assert_eq!(ids, [TextId(1); 3]);
         assert_eq!((texts.get(TextId(1)), texts.count()), ("a\\u{202e}b", 2));
+    }
+
+    #[test]
+    fn long_texts_are_cut_once_and_stay_different() {
+        let mut texts = Texts::new();
+        let long = |end: &str| "é".repeat(500_000) + end;
+        let ids = ["1", "2", "1"].map(|end| texts.intern(&long(end)).expect("fits").0);
+        assert_eq!(ids, [1, 2, 1]);
+        assert_eq!(texts.cut_count(), 2);
+        let (one, other) = (texts.get(TextId(1)).to_owned(), texts.get(TextId(2)));
+        assert!(one.starts_with("éé") && one.ends_with(']') && one.contains("…[+995905 bytes, #"), "{one}");
+        assert!(one != other && one.len() < NAME_BYTES_MAX + 60);
+        // Another profile keeps it as it is.
+        let mut copy = Texts::new();
+        let id = copy.intern(&one).expect("fits");
+        assert_eq!((copy.get(id), copy.cut_count()), (&*one, 0));
+        assert_eq!(cut(&"a".repeat(NAME_BYTES_MAX)), None);
     }
 
     #[test]

@@ -133,6 +133,9 @@ pub fn read_of_type(
             format!("its stacks have one value, {}; --type {wanted} is for pprof and OTLP", saved.about.unit);
         return Err(refused(name, &what));
     }
+    if let Some(remark) = saved.cut_names() {
+        tally.remark(&remark);
+    }
     let remarks = tally.judge(strictness == Strictness::Strict)?;
     Ok(ReadProfile { saved, remarks })
 }

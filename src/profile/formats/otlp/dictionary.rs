@@ -109,8 +109,8 @@ impl<'s> Dictionary<'s> {
     /// The encoded tables in order.
     pub(super) fn finish(self) -> io::Result<Vec<Vec<u8>>> {
         let mut link_table = Table::new(field::LINK_TABLE);
-        // Some readers require ids of full length, also in the empty link.
-        link_table.push(&proto::Link { trace_id: vec![0; 16], span_id: vec![0; 8] })?;
+        // profiles.proto: the zero value, without ids.
+        link_table.push(&proto::Link::default())?;
         let tables = [
             self.mapping_table,
             self.location_table,
