@@ -49,6 +49,7 @@ const ALLOWED: [(&str, &[&str]); 25] = [
         "recording",
         &[
             "addr",
+            "binary::FileUser",
             "binary::Files",
             "heap",
             "images",

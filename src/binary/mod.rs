@@ -21,5 +21,5 @@ pub mod unpack;
 pub mod v8;
 
 pub use error::{FormatError, OpenError, UnpackError};
-pub use files::{Files, NoFiles};
+pub use files::{FileUser, Files, NoFiles};
 pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind, ProgramPath};

@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::args::Verbosity;
 use super::args::open::Open;
@@ -18,6 +19,7 @@ use crate::server::symbols::Symbols;
 use crate::server::{FIREFOX_PATH, ProfileServer, SPEEDSCOPE_PATH};
 use crate::sources::Role;
 use crate::sources::user_files::UserFiles;
+use crate::sources::viewer::browser::{NotOpened, Opening};
 use crate::sources::viewer::loopback::{self, Activity, Connection, Listener};
 use crate::sources::viewer::{browser, private_file};
 
@@ -25,6 +27,9 @@ use crate::sources::viewer::{browser, private_file};
 const FIREFOX: &str = "https://profiler.firefox.com";
 /// URL of speedscope.
 const SPEEDSCOPE: &str = "https://www.speedscope.app";
+
+/// Time for the opener of files to refuse.
+const OPENING_TIME: Duration = Duration::from_secs(2);
 
 /// Opens a saved profile.
 ///
@@ -105,7 +110,10 @@ fn page(
     let path = private_file::write("profile.html", &text).map_err(failed)?;
     print_address(&path.display().to_string(), viewer_options, verbosity)?;
     if viewer_options.browser {
-        start_browser(path.as_os_str(), false);
+        // This process ends now, and then nothing more can be said.
+        if let Some(opening) = start_browser(path.as_os_str(), false) {
+            let _ = opening.recv_timeout(OPENING_TIME);
+        }
     }
     Ok(())
 }
@@ -118,11 +126,10 @@ fn print_address(address: &str, viewer_options: &ViewerOptions, verbosity: Verbo
     Ok(())
 }
 
-fn start_browser(what: &OsStr, is_address: bool) {
-    let started = if is_address { browser::open_address(what) } else { browser::open(what) };
-    if let Err(why) = started {
-        messages::note(&format!("{why}; open the line above in your browser"));
-    }
+fn start_browser(what: &OsStr, is_address: bool) -> Option<Opening> {
+    let failed = |why: NotOpened| messages::note(&format!("{why}; open the line above in your browser"));
+    let open = if is_address { browser::open_address } else { browser::open };
+    open(what, Box::new(failed)).map_err(failed).ok()
 }
 
 fn serve(

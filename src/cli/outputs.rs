@@ -126,14 +126,29 @@ pub(super) fn write(
     shown: &Presentation,
 ) -> Vec<Failure> {
     // Shared by several outputs.
-    let mut by_name = None;
+    let (mut by_name, mut bare) = (None, None);
     let mut failures = Vec::new();
     for output in outputs {
+        let keeps_labels = matches!(output.format, Format::Pprof | Format::Otlp);
+        if !keeps_labels && bare.is_none() && saved.has_labels() {
+            match saved.without_labels() {
+                Ok(without) => bare = Some(without),
+                Err(full) => {
+                    failures.push(Failure::of(&output.to, too_large(full)));
+                    continue;
+                }
+            }
+        }
+        let saved = bare.as_ref().filter(|_| !keeps_labels).unwrap_or(saved);
         if let Err(error) = write_one(files, saved, output, shown, &mut by_name) {
             failures.push(Failure::of(&output.to, error));
         }
     }
     failures
+}
+
+fn too_large(full: Full) -> Error {
+    Error::new(ErrorKind::Output, full.to_string()).caused_by(full)
 }
 
 /// Writes one output; `by_name` keeps the stacks for further folded ones.
@@ -144,7 +159,6 @@ fn write_one(
     shown: &Presentation,
     by_name: &mut Option<ByName>,
 ) -> Result<()> {
-    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
     let to = &output.to;
     match output.format {
         Format::Folded => {

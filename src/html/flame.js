@@ -12,6 +12,9 @@ const GAP = 1;
 const PAD = 5;
 const FONT = '12px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';
 const ANIMATION_MS = 160;
+/** Width and greatest height of a printed graph, which the style fits to the paper. */
+const PAPER_PX = 1000;
+const PAPER_HEIGHT_PX = 12000;
 /** Narrower boxes are painted as one. */
 const LEAST_PX = 1;
 /** Boxes without room for this many characters have no name: it could not be read. */
@@ -49,6 +52,8 @@ export class FlameView {
     this.selected = -1;
     this.hovered = -1;
     this.frame = 0;
+    /** The size on paper while the page is printed. @type {[number, number] | null} */
+    this.paper = null;
     this.characterPx = 7.2;
     /** @type {{ from: [number, number], to: [number, number], began: number } | null} */
     this.animation = null;
@@ -71,6 +76,12 @@ export class FlameView {
   listen() {
     const { canvas, host } = this;
     new ResizeObserver(() => this.resize()).observe(host);
+    // A canvas is printed as it was painted: all levels, for the width of the paper.
+    window.addEventListener("beforeprint", () => {
+      // One that is hidden has no size.
+      if (host.clientWidth > 0) this.resize([PAPER_PX, Math.min(PAPER_HEIGHT_PX, this.levelsPx())]);
+    });
+    window.addEventListener("afterprint", () => this.resize(null));
     host.addEventListener("scroll", () => this.repaint());
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerleave", () => this.hover(-1, 0, 0));
@@ -106,19 +117,39 @@ export class FlameView {
     if (isNew || turned) this.host.scrollTop = picture.upward ? this.host.scrollHeight : 0;
   }
 
-  resize() {
-    const { host, canvas, space, picture } = this;
+  levelsPx() {
+    return (this.picture ? this.picture.layout.levels.length + 1 : 0) * ROW;
+  }
+
+  /** The width of the graph. */
+  width() {
+    return this.paper ? this.paper[0] : this.host.clientWidth;
+  }
+
+  /** The height of what is seen of the graph. */
+  height() {
+    return this.paper ? this.paper[1] : this.host.clientHeight;
+  }
+
+  /** What is scrolled out above. */
+  scrolled() {
+    return this.paper ? 0 : this.host.scrollTop;
+  }
+
+  /** @param {[number, number] | null} paper its size while the page is printed */
+  resize(paper = this.paper) {
+    this.paper = paper;
+    const { canvas, space } = this;
     const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [host.clientWidth, host.clientHeight];
+    const [width, height] = [this.width(), this.height()];
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
       canvas.style.width = `${width}px`;
       canvas.style.height = `${height}px`;
     }
-    const levels = picture ? picture.layout.levels.length : 0;
     // The canvas itself is as high as the frame.
-    space.style.height = `${Math.max(0, levels * ROW + ROW - height)}px`;
+    space.style.height = `${Math.max(0, this.levelsPx() - height)}px`;
     this.paint();
   }
 
@@ -193,10 +224,10 @@ export class FlameView {
    * @param {number} depth
    */
   top(depth) {
-    const { host, picture } = this;
-    if (!picture || !picture.upward) return depth * ROW - host.scrollTop;
-    const height = Math.max(host.clientHeight, picture.layout.levels.length * ROW + ROW);
-    return height - (depth + 1) * ROW - host.scrollTop;
+    const { picture } = this;
+    if (!picture || !picture.upward) return depth * ROW - this.scrolled();
+    const height = Math.max(this.height(), this.levelsPx());
+    return height - (depth + 1) * ROW - this.scrolled();
   }
 
   /** @param {number} x */
@@ -269,7 +300,7 @@ export class FlameView {
   }
 
   paint() {
-    const { canvas, context, host, picture } = this;
+    const { canvas, context, picture } = this;
     const { width, height } = canvas;
     if (width === 0 || height === 0) return;
     if (!this.image || this.image.width !== width || this.image.height !== height) {
@@ -288,7 +319,7 @@ export class FlameView {
     if (picture) {
       picture.layout.levels.forEach((level, depth) => {
         const top = this.top(depth);
-        if (top + ROW > 0 && top < host.clientHeight) this.paintLevel(picture, level, top, ratio, labels);
+        if (top + ROW > 0 && top < this.height()) this.paintLevel(picture, level, top, ratio, labels);
       });
     }
     context.putImageData(this.image, 0, 0);
@@ -369,9 +400,9 @@ export class FlameView {
   outline(picture, node, line) {
     const { layout, dark } = picture;
     const [from, to] = this.view;
-    const scale = this.host.clientWidth / (to - from);
+    const scale = this.width() / (to - from);
     const x0 = Math.max(-line, (layout.left[node] - from) * scale);
-    const x1 = Math.min(this.host.clientWidth + line, (layout.left[node] + layout.size[node] - from) * scale);
+    const x1 = Math.min(this.width() + line, (layout.left[node] + layout.size[node] - from) * scale);
     if (x1 <= x0) return;
     this.context.strokeStyle = dark ? "#ffffff" : "#111418";
     this.context.lineWidth = line;

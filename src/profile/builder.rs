@@ -13,6 +13,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use super::StackFrame;
 use super::about::{About, MetadataMismatch};
 use super::full::Full;
+use super::labels::{LABEL_SETS_MAX, LABELS_MAX, Label, LabelsId};
 use super::saved::{Frame, Function, Line, Mapping, SavedProfile, StackRoot};
 use super::texts::TextId;
 use super::timeline::Timeline;
@@ -36,6 +37,9 @@ pub struct SavedBuilder {
     functions: HashMap<Function, u32>,
     mappings: HashMap<Mapping, u32>,
     roots: HashMap<StackRoot, u32>,
+    labels: HashMap<Box<[Label]>, LabelsId>,
+    /// Labels of all sets.
+    label_count: usize,
     /// By text: the frame with only this name, plus one.
     named: Vec<u32>,
     /// The current stack, leaf first; reused to avoid allocations.
@@ -133,6 +137,27 @@ impl SavedBuilder {
     pub fn root(&mut self, root: StackRoot) -> Result<u32, Full> {
         let limit = Full { what: "threads", limit: ROOTS_MAX };
         numbered(&mut self.roots, &mut self.saved.roots, root, limit)
+    }
+
+    /// Returns the number of a set of labels, in any order; `None` if there are too many sets.
+    pub fn labels(&mut self, labels: &mut Vec<Label>) -> Option<LabelsId> {
+        labels.sort_unstable();
+        labels.dedup();
+        if labels.is_empty() {
+            return Some(LabelsId::NONE);
+        }
+        if let Some(known) = self.labels.get(labels.as_slice()) {
+            return Some(*known);
+        }
+        let table = &mut self.saved.labels;
+        if table.len() >= LABEL_SETS_MAX || labels.len() > LABELS_MAX - self.label_count {
+            return None;
+        }
+        self.label_count += labels.len();
+        table.push(labels.as_slice().into());
+        let id = LabelsId(table.len() as u32);
+        self.labels.insert(labels.as_slice().into(), id);
+        Some(id)
     }
 
     /// Returns the index of a frame: its address, and its functions, outermost first.

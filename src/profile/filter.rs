@@ -283,7 +283,7 @@ p;main;read;main;copy 8
     fn showing_lines_does_not_change_what_is_kept() {
         let mut builder = SavedBuilder::new(super::super::About::default());
         let process = builder.text("p").expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         let root = builder.root(root).expect("fits");
         let (name, file) = (builder.text("main").expect("fits"), builder.text("/s/burn.c").expect("fits"));
         let function = builder.function(Function { name, file, ..Function::default() }).expect("fits");
@@ -307,8 +307,13 @@ p;main;read;main;copy 8
         let mut builder = SavedBuilder::new(super::super::About::default());
         let process = builder.text(&"p".repeat(1 << 20)).expect("fits");
         for thread in 0..500 {
-            let root =
-                StackRoot { process, thread: Some((TextId::EMPTY, thread)), complete: true, waiting: false };
+            let root = StackRoot {
+                process,
+                thread: Some((TextId::EMPTY, thread)),
+                complete: true,
+                waiting: false,
+                labels: crate::profile::LabelsId::NONE,
+            };
             let root = builder.root(root).expect("fits");
             for frame in ["a", "b"] {
                 let frame = builder.named_frame(frame).expect("fits");
@@ -330,7 +335,7 @@ p;main;read;main;copy 8
     fn an_inlined_function_can_be_the_root() {
         let mut builder = SavedBuilder::new(super::super::About::default());
         let process = builder.text("p").expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         let root = builder.root(root).expect("fits");
         let line = |builder: &mut SavedBuilder, name: &str| {
             let name = builder.text(name).expect("fits");

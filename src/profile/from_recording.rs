@@ -123,7 +123,13 @@ impl Conversion<'_> {
         };
         let process = self.builder.text(&self.circumstances.name(recording, group.program))?;
         let (complete, waiting) = (begin.complete, begin.waiting);
-        let root = self.builder.root(StackRoot { process, thread, complete, waiting })?;
+        let root = self.builder.root(StackRoot {
+            process,
+            thread,
+            complete,
+            waiting,
+            labels: crate::profile::LabelsId::NONE,
+        })?;
         self.stack.clear();
         if begin.fiber {
             self.stack.push(self.builder.named_frame(FIBER)?);

@@ -1,11 +1,12 @@
-//! Merges several profiles, or removes addresses from one.
+//! Merges several profiles, or removes addresses or labels from one.
 //!
 //! Input: [`SavedProfile`] profiles. Output: a [`SavedProfile`], by way of a [`SavedBuilder`].
 
 use super::builder::{MergeError, SavedBuilder};
 use super::full::Full;
+use super::labels::LabelsId;
 use super::remap::{Remap, Tables};
-use super::saved::SavedProfile;
+use super::saved::{SavedProfile, StackRoot};
 use super::stack_frame::StackFrame;
 use super::timeline::Timeline;
 use crate::trie::NodeId;
@@ -93,5 +94,49 @@ impl SavedProfile {
             builder.add_timeline(self, timeline, &nodes)?;
         }
         Ok(builder.finish())
+    }
+
+    /// The profile without labels: stacks that differ in them only are merged.
+    ///
+    /// # Errors
+    /// [`Full`] if the counts do not fit.
+    pub fn without_labels(&self) -> Result<SavedProfile, Full> {
+        let mut bare = self.clone();
+        for root in &mut bare.roots {
+            *root = StackRoot { labels: LabelsId::NONE, ..*root };
+        }
+        bare.labels.clear();
+        let mut builder = SavedBuilder::new(bare.about.clone());
+        let tables = Remap::new(&bare).all(&mut builder)?;
+        let nodes = builder.add_remapped(&bare, &tables, |node| bare.trie.count(node))?;
+        if let Some(timeline) = &bare.timeline {
+            builder.add_timeline(&bare, timeline, &nodes)?;
+        }
+        Ok(builder.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::profile::about::About;
+    use crate::profile::labels::{LABEL_SETS_MAX, Label, LabelValue};
+
+    #[test]
+    fn sets_are_equal_in_any_order_and_bounded() {
+        let mut builder = SavedBuilder::new(About::default());
+        let [a, b] = ["a", "b"].map(|text| builder.text(text).unwrap());
+        let number = |value| Label { key: a, value: LabelValue::Number(value, b) };
+        let text = Label { key: b, value: LabelValue::Text(a) };
+        assert_eq!(builder.labels(&mut Vec::new()), Some(LabelsId::NONE));
+        assert_eq!(builder.labels(&mut vec![text, number(1)]), Some(LabelsId(1)));
+        assert_eq!(builder.labels(&mut vec![number(1), text, text]), Some(LabelsId(1)));
+        for value in 2..=LABEL_SETS_MAX as i64 {
+            assert!(builder.labels(&mut vec![number(value)]).is_some());
+        }
+        assert_eq!(builder.labels(&mut vec![number(0)]), None);
+        assert_eq!(builder.labels(&mut vec![number(7)]), Some(LabelsId(7)));
     }
 }

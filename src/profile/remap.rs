@@ -4,10 +4,12 @@
 //! which gets only the texts, functions and mappings that these need: so a filtered profile does
 //! not keep names of dropped stacks.
 
+use std::collections::HashMap;
 use std::slice::SliceIndex;
 
 use super::builder::SavedBuilder;
 use super::full::Full;
+use super::labels::{Label, LabelValue, LabelsId};
 use super::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
 use super::texts::TextId;
 
@@ -19,6 +21,7 @@ pub(super) struct Remap<'o> {
     functions: Vec<Option<u32>>,
     frames: Vec<Option<u32>>,
     roots: Vec<Option<u32>>,
+    labels: HashMap<LabelsId, LabelsId>,
 }
 
 /// Mapped indexes of all frames and roots of a profile.
@@ -40,6 +43,7 @@ impl<'o> Remap<'o> {
             functions: vec![None; other.functions().len()],
             frames: vec![None; other.frames().len()],
             roots: vec![None; other.roots().len()],
+            labels: HashMap::new(),
         }
     }
 
@@ -109,7 +113,26 @@ impl<'o> Remap<'o> {
             Some((name, id)) => Some((self.text(into, name)?, id)),
             None => None,
         };
-        into.root(StackRoot { process, thread, ..*root })
+        let labels = self.labels(into, root.labels)?;
+        into.root(StackRoot { process, thread, labels, ..*root })
+    }
+
+    /// Copies a set of labels; beyond the limit of the copy's sets, none.
+    pub(super) fn labels(&mut self, into: &mut SavedBuilder, labels: LabelsId) -> Result<LabelsId, Full> {
+        if let Some(known) = self.labels.get(&labels) {
+            return Ok(*known);
+        }
+        let mut copied = Vec::new();
+        for label in self.other.labels(labels) {
+            let value = match label.value {
+                LabelValue::Text(text) => LabelValue::Text(self.text(into, text)?),
+                LabelValue::Number(number, unit) => LabelValue::Number(number, self.text(into, unit)?),
+            };
+            copied.push(Label { key: self.text(into, label.key)?, value });
+        }
+        let taken = into.labels(&mut copied).unwrap_or_default();
+        self.labels.insert(labels, taken);
+        Ok(taken)
     }
 
     fn text(&mut self, into: &mut SavedBuilder, text: TextId) -> Result<TextId, Full> {

@@ -10,6 +10,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::about::About;
+use super::labels::{Label, LabelsId};
 use super::stack_frame::StackFrame;
 use super::texts::{TextId, Texts};
 use super::timeline::Timeline;
@@ -95,6 +96,16 @@ pub struct StackRoot {
     pub complete: bool,
     /// The thread was waiting (`--idle`); its counts are not CPU time.
     pub waiting: bool,
+    /// Its other labels.
+    pub labels: LabelsId,
+}
+
+impl StackRoot {
+    /// A complete stack of a process, of any thread.
+    #[must_use]
+    pub fn of(process: TextId) -> StackRoot {
+        StackRoot { process, thread: None, complete: true, waiting: false, labels: LabelsId::NONE }
+    }
 }
 
 /// A self-contained profile.
@@ -108,6 +119,7 @@ pub struct SavedProfile {
     pub(super) lines: Vec<Line>,
     pub(super) frames: Vec<Frame>,
     pub(super) roots: Vec<StackRoot>,
+    pub(super) labels: Vec<Box<[Label]>>,
     pub(super) trie: Trie<StackFrame>,
     pub(super) timeline: Option<Timeline>,
     pub(super) values: Option<StackValues>,
@@ -159,6 +171,19 @@ impl SavedProfile {
     #[must_use]
     pub fn roots(&self) -> &[StackRoot] {
         &self.roots
+    }
+
+    /// The labels of a set; empty for an unknown one.
+    #[must_use]
+    pub fn labels(&self, id: LabelsId) -> &[Label] {
+        let index = id.0.checked_sub(1).map(|index| index as usize);
+        index.and_then(|index| self.labels.get(index)).map_or(&[], |labels| labels)
+    }
+
+    /// Whether stacks have labels.
+    #[must_use]
+    pub fn has_labels(&self) -> bool {
+        !self.labels.is_empty()
     }
 
     /// The stacks.

@@ -64,7 +64,7 @@ mod tests {
         };
         let mut builder = SavedBuilder::new(about);
         let process = builder.text("prog").expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         let root = builder.root(root).expect("fits");
         let types = [("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_space", "bytes")];
         let types = types.map(|(kind, unit)| ValueType { kind: kind.into(), unit: unit.into() });

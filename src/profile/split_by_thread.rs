@@ -34,6 +34,7 @@ impl SavedProfile {
             |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
         builder.add_remapped(self, &tables, rest)?;
         let mut split = timeline.clone();
+        let mut remap = Remap::new(self);
         let mut stack = Vec::new();
         for thread in &mut split.threads {
             let name = builder.text(self.text(thread.name))?;
@@ -46,7 +47,9 @@ impl SavedProfile {
                         stack.clear();
                         let Some(root) = self.path_of(merged, &mut stack) else { continue };
                         let process = builder.text(self.text(root.process))?;
-                        let root = StackRoot { process, thread: Some((name, thread.id)), ..root };
+                        let labels = remap.labels(&mut builder, root.labels)?;
+                        let thread = Some((name, thread.id));
+                        let root = StackRoot { process, thread, labels, ..root };
                         let root = builder.root(root)?;
                         let here =
                             |frame: u32| tables.frames.get(frame as usize).copied().unwrap_or(u32::MAX);

@@ -7,7 +7,7 @@ pub mod timeline;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::binary::files::{FileUser, Files};
+use crate::binary::{FileUser, Files};
 use crate::heap::HeapModel;
 use crate::images::Images;
 use crate::sources::pushed::AllocationLosses;

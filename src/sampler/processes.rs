@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::image_refresh::ImageRefresh;
 use super::recorded_process::{ProcessIndex, RecordedProcess};
 use super::stack_groups::StackGroups;
-use crate::binary::files::{FileUser, Files};
+use crate::binary::{FileUser, Files};
 use crate::clock::Clock;
 use crate::images::{ImageView, Images, JitCode};
 use crate::sources::{Observed, ThreadId};

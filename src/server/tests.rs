@@ -34,7 +34,7 @@ fn profile() -> SavedProfile {
     let named = builder.frame(0x7123, Some(mapping), &lines).expect("few");
     let again = builder.frame(0x7130, Some(mapping), &lines[..1]).expect("few");
     let unnamed = builder.frame(0x7500, Some(mapping), &[]).expect("few");
-    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = StackRoot::of(process);
     let root = builder.root(root).expect("few");
     builder.add(root, &[named, again, unnamed], 5).expect("few");
     builder.finish()

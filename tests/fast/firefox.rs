@@ -39,7 +39,7 @@ fn saved() -> SavedProfile {
         builder.frame(0xffff_0010, Some(kernel), &[read]).unwrap(),
     ];
     let process = builder.text("work").unwrap();
-    let root = builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).unwrap();
+    let root = builder.root(StackRoot::of(process)).unwrap();
     builder.add(root, &frames, 3).unwrap();
     builder.finish()
 }

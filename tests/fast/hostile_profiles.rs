@@ -307,7 +307,7 @@ fn cpu_time_beyond_63_bits_is_refused() {
             ..Default::default()
         });
         let process = builder.text("work").unwrap();
-        let root = stackprof::profile::StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = stackprof::profile::StackRoot::of(process);
         let root = builder.root(root).unwrap();
         builder.add(root, &[], count).unwrap();
         let saved = builder.finish();

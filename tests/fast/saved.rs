@@ -5,9 +5,14 @@
 use std::collections::BTreeMap;
 
 use crate::seeds::rounds::seeds;
+use stackprof::profile::filter::{self, Filter};
 use stackprof::profile::formats::detect;
 use stackprof::profile::formats::{firefox, folded, otlp, pprof, speedscope};
-use stackprof::profile::{About, ByName, Function, Line, Mapping, SavedBuilder, SavedProfile, StackRoot};
+use stackprof::profile::labels::Label;
+use stackprof::profile::{
+    About, ByName, Function, LabelValue, LabelsId, Line, Mapping, SavedBuilder, SavedProfile, StackRoot,
+    TextId,
+};
 use stackprof::rng::Rng;
 
 /// Names with all characters that the formats use as syntax.
@@ -179,13 +184,33 @@ fn full() -> SavedProfile {
     let inlined = builder.frame(0x7123, Some(mapping), &lines).unwrap();
     let bare = builder.frame(0x7f00, Some(mapping), &[]).unwrap();
     let nowhere = builder.frame(u64::MAX, None, &[]).unwrap();
+    let (tenant, acme, size, unit) = (
+        builder.text("tenant").unwrap(),
+        builder.text("acme").unwrap(),
+        builder.text("size").unwrap(),
+        builder.text("bytes").unwrap(),
+    );
+    let label = |key, value| Label { key, value };
+    let labels =
+        [LabelValue::Text(acme), LabelValue::Number(-4096, unit), LabelValue::Number(7, TextId::EMPTY)];
+    let mut labels: Vec<Label> =
+        [tenant, size, acme].into_iter().zip(labels).map(|(key, value)| label(key, value)).collect();
+    let labelled = builder.labels(&mut labels).unwrap();
     for (count, (thread, complete, waiting)) in (1..).zip([
         (Some((io, u64::MAX)), true, false),
         (Some((io, 17)), false, false),
         (None, true, true),
         (None, false, true),
     ]) {
-        let root = builder.root(StackRoot { process: work, thread, complete, waiting }).unwrap();
+        let root = builder
+            .root(StackRoot {
+                process: work,
+                thread,
+                complete,
+                waiting,
+                labels: if waiting { LabelsId::NONE } else { labelled },
+            })
+            .unwrap();
         builder.add(root, &[inlined, bare, nowhere], count).unwrap();
         builder.add(root, &[inlined], 10 * count).unwrap();
         builder.add(root, &[], 100 * count).unwrap();
@@ -201,6 +226,16 @@ fn content(saved: &SavedProfile) -> String {
         let thread = root.thread.map(|(name, id)| (text(name), id));
         let mut line =
             format!("{} {thread:?} {} {} {count}", text(root.process), root.complete, root.waiting);
+        let mut labels: Vec<String> = saved
+            .labels(root.labels)
+            .iter()
+            .map(|label| match label.value {
+                LabelValue::Text(value) => format!("{}: {}", text(label.key), text(value)),
+                LabelValue::Number(number, unit) => format!("{}: {number} {}", text(label.key), text(unit)),
+            })
+            .collect();
+        labels.sort();
+        line += &format!(" {labels:?}");
         for frame in frames {
             let frame = &saved.frames()[*frame as usize];
             let mapping = frame.mapping.map(|mapping| saved.mappings()[mapping as usize]);
@@ -228,6 +263,27 @@ fn pprof_is_lossless() {
 fn otlp_is_lossless() {
     let saved = full();
     assert_eq!(content(&parsed(&as_otlp(&saved))), content(&saved));
+}
+
+#[test]
+fn labels_are_kept_by_merges_and_filters_and_dropped_for_formats_without_them() {
+    let saved = full();
+    assert!(content(&saved).contains("[\"acme: 7 \", \"size: -4096 bytes\", \"tenant: acme\"]"));
+    let mut builder = SavedBuilder::new(saved.about.clone());
+    builder.add_stacks(&saved).unwrap();
+    builder.merge(&saved).unwrap();
+    let twice = builder.finish();
+    assert_eq!(
+        content(&twice).matches("tenant: acme").count(),
+        content(&saved).matches("tenant: acme").count()
+    );
+    let matches = |name: &str| name == "inner";
+    let filter = Filter { include: Some(&matches), ..Filter::default() };
+    let (filtered, _) = filter::apply(&saved, &filter, false).unwrap();
+    assert!(content(&filtered).contains("tenant: acme"));
+    let bare = saved.without_labels().unwrap();
+    assert!(!bare.has_labels() && !content(&bare).contains("tenant: acme"));
+    assert_eq!((as_folded(&bare), bare.total()), (as_folded(&saved), saved.total()));
 }
 
 #[test]
@@ -264,7 +320,13 @@ fn short_times_and_other_units_round_trip_through_every_format() {
             SavedBuilder::new(About { hz, unit: unit.to_owned(), idle: Some(true), ..About::default() });
         let process = builder.text("p").unwrap();
         for (count, waiting) in [(1, false), (2, true)] {
-            let root = StackRoot { process, thread: None, complete: true, waiting };
+            let root = StackRoot {
+                process,
+                thread: None,
+                complete: true,
+                waiting,
+                labels: stackprof::profile::LabelsId::NONE,
+            };
             let root = builder.root(root).unwrap();
             let frame = builder.named_frame("f").unwrap();
             builder.add(root, &[frame], count).unwrap();

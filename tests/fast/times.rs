@@ -40,7 +40,15 @@ fn saved(split_by_thread: bool) -> SavedProfile {
             let node = function.map(|function| {
                 let thread = split_by_thread.then_some((name, id));
                 let (waiting, complete) = (function == 2, function != 1);
-                let root = builder.root(StackRoot { process, thread, complete, waiting }).unwrap();
+                let root = builder
+                    .root(StackRoot {
+                        process,
+                        thread,
+                        complete,
+                        waiting,
+                        labels: stackprof::profile::LabelsId::NONE,
+                    })
+                    .unwrap();
                 builder.add(root, &[frames[function]], 0).unwrap()
             });
             if let Some(node) = node {
@@ -70,7 +78,7 @@ fn saved(split_by_thread: bool) -> SavedProfile {
     }
     builder.set_timeline(timeline);
     // A stack without times.
-    let root = builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).unwrap();
+    let root = builder.root(StackRoot::of(process)).unwrap();
     if !split_by_thread {
         builder.add(root, &[frames[2], frames[0]], 5).unwrap();
     }
@@ -219,7 +227,7 @@ fn a_pause_is_an_empty_stack_of_its_length() {
 fn weights_place_samples_at_their_times_and_add_up_to_counts() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
     let process = builder.text("work").unwrap();
-    let root = builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).unwrap();
+    let root = builder.root(StackRoot::of(process)).unwrap();
     let (mut samples, mut counts) = (Vec::new(), Vec::new());
     for number in 0..400 {
         let frame = builder.named_frame(&format!("f{}", number / 4)).unwrap();

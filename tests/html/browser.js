@@ -103,6 +103,16 @@ async function numbers(context, name) {
   const byName = {};
   for (const [fn, count] of rows) if (count > 0) byName[fn] = (byName[fn] || 0) + count;
   equal(difference(byName, self).slice(0, 3), [], "self of each function");
+  // Paper: the whole graph, whatever the window shows of it.
+  await page.keyboard.press("1");
+  const paper = await page.evaluate(() => {
+    const { flame } = stackprof;
+    dispatchEvent(new Event("beforeprint"));
+    const printed = [flame.width(), flame.height() >= Math.min(12000, flame.levelsPx()), flame.scrolled()];
+    dispatchEvent(new Event("afterprint"));
+    return [...printed, flame.width() === flame.host.clientWidth];
+  });
+  equal(paper, [1000, true, 0, true], "on paper: all levels, in the width of the paper");
   equal(wrong, [], "no error and no request");
   await page.close();
 }

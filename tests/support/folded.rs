@@ -18,7 +18,13 @@ pub fn text<'a>(process: &str, stacks: impl Iterator<Item = Stack<'a>>) -> Strin
     for stack in stacks {
         let process = builder.text(process).unwrap();
         let thread = Some((builder.text(stack.thread.0).unwrap(), stack.thread.1));
-        let root = StackRoot { process, thread, complete: stack.complete, waiting: false };
+        let root = StackRoot {
+            process,
+            thread,
+            complete: stack.complete,
+            waiting: false,
+            labels: stackprof::profile::LabelsId::NONE,
+        };
         let root = builder.root(root).unwrap();
         let frames: Vec<u32> = stack.names.iter().map(|name| builder.named_frame(name).unwrap()).collect();
         builder.add(root, &frames, stack.count).unwrap();

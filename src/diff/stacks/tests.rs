@@ -6,7 +6,7 @@ use crate::profile::{Function, Line, Mapping, SavedBuilder};
 pub(crate) fn saved(about: About, process: &str, stacks: &[(&str, u64)]) -> SavedProfile {
     let mut builder = SavedBuilder::new(about);
     let process = builder.text(process).expect("fits");
-    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = StackRoot::of(process);
     let root = builder.root(root).expect("fits");
     for (stack, count) in stacks {
         let frames: Vec<u32> =
@@ -55,7 +55,13 @@ fn threads_are_matched_by_name_and_are_no_functions() {
     let (process, io) = (builder.text("work").expect("fits"), builder.text("io").expect("fits"));
     let read = builder.named_frame("read").expect("fits");
     for (id, complete, waiting, count) in [(5, false, false, 2), (6, true, false, 1), (6, true, true, 9)] {
-        let root = StackRoot { process, thread: Some((io, id)), complete, waiting };
+        let root = StackRoot {
+            process,
+            thread: Some((io, id)),
+            complete,
+            waiting,
+            labels: crate::profile::LabelsId::NONE,
+        };
         let root = builder.root(root).expect("fits");
         builder.add(root, &[read], count).expect("fits");
     }
@@ -78,7 +84,7 @@ fn threads_are_matched_by_name_and_are_no_functions() {
 fn without_inlines_their_time_belongs_to_the_outer_function() {
     let mut builder = SavedBuilder::new(About::default());
     let process = builder.text("work").expect("fits");
-    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = StackRoot::of(process);
     let root = builder.root(root).expect("fits");
     let lines_of: Vec<crate::profile::Line> = ["outer", "inner"]
         .iter()
@@ -102,7 +108,7 @@ fn without_inlines_their_time_belongs_to_the_outer_function() {
 fn of_build(id: &str, functions: &[(&str, u64)]) -> SavedProfile {
     let mut builder = SavedBuilder::new(About::default());
     let process = builder.text("work").expect("fits");
-    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = StackRoot::of(process);
     let root = builder.root(root).expect("fits");
     let (path, build_id) = (builder.text("/lib/m.so").expect("fits"), builder.text(id).expect("fits"));
     let mapping = Mapping { start: 0x1000, limit: 0x9000, file_offset: 0, path, build_id };

@@ -306,7 +306,13 @@ impl<'a> Reader<'a> {
                 Some((name, id)) => Some((builder.text(name)?, id)),
                 None => None,
             };
-            let root = builder.root(StackRoot { process, thread, complete, waiting: false })?;
+            let root = builder.root(StackRoot {
+                process,
+                thread,
+                complete,
+                waiting: false,
+                labels: crate::profile::LabelsId::NONE,
+            })?;
             builder.root_node(root)
         };
         let node = make().map_err(|full| self.refuse(full))?;

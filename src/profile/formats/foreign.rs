@@ -22,7 +22,19 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
             quoted(name)
         ));
     }
-    let known: [(&[u8], &str); 14] = [
+    if starts(b"heap_v2/") {
+        return Some(format!(
+            "a heap profile of jemalloc; run: jeprof --collapsed PROGRAM {} > out.folded",
+            quoted(name)
+        ));
+    }
+    if is_heaptrack(head) {
+        return Some(format!(
+            "a recording of heaptrack; run: heaptrack_print -F out.folded {}",
+            quoted(name)
+        ));
+    }
+    let known: [(&[u8], &str); 15] = [
         (b"\x89PNG", PICTURE),
         (b"GIF8", PICTURE),
         (b"\xff\xd8\xff", PICTURE),
@@ -35,6 +47,10 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
         ),
         (b"Nettrace", "a trace of .NET; run: dotnet-trace convert --format speedscope FILE"),
         (b"MOJ", "a recording of austin in its binary form (MOJO); run: mojo2austin FILE out.txt"),
+        (
+            b"memray\0",
+            "a recording of memray; open it with memray flamegraph, or record: stackprof heap -- PROGRAM",
+        ),
         (b"!<arch>", "an archive, expected a profile"),
         (b"PK\x03\x04", "a zip archive; unpack it, expected a profile"),
         (b"\x28\xb5\x2f\xfd", "packed with zstd; unpack it with unzstd"),
@@ -102,10 +118,25 @@ fn text_advice(text: &str, name: &str) -> Option<String> {
                 .to_owned(),
         );
     }
+    if text.starts_with("desc: ") && text.contains("\ntime_unit: ") {
+        return Some(
+            "a heap profile of valgrind's massif; use ms_print, or record: stackprof heap -- PROGRAM"
+                .to_owned(),
+        );
+    }
     if text.starts_with("# callgrind format") || text.starts_with("version: 1\ncreator: callgrind") {
         return Some("a profile of callgrind, which counts instructions; use callgrind_annotate".to_owned());
     }
     None
+}
+
+/// Begins with `v VERSION FILE_VERSION` in hexadecimal digits, and `X PROGRAM` on the second line.
+fn is_heaptrack(head: &[u8]) -> bool {
+    let mut lines = head.split(|byte| *byte == b'\n');
+    let version = lines.next().and_then(|line| line.strip_prefix(b"v ")).unwrap_or_default();
+    let is_version = |byte: &u8| byte.is_ascii_hexdigit() || *byte == b' ';
+    let program = lines.next().is_some_and(|line| line.starts_with(b"X "));
+    !version.is_empty() && version.len() < 32 && version.iter().all(is_version) && program
 }
 
 /// `     0.000 ( 0.005 ms): ls/40 read(fd: 3, ...) = 832`, in lower case.
@@ -132,6 +163,16 @@ pub(super) fn json_advice(has: impl Fn(&str) -> bool) -> Option<&'static str> {
             "a CPU profile of V8 (.cpuprofile); open it in speedscope and export it from there, then render that",
         );
     }
+    if has("resourceProfiles") {
+        return Some(
+            "OTLP as JSON; stackprof reads its binary form: give the collector's file exporter `format: proto`",
+        );
+    }
+    if has("dhatFileVersion") {
+        return Some(
+            "a heap profile of valgrind's DHAT; open it in dh_view.html, or record: stackprof heap -- PROGRAM",
+        );
+    }
     if has("traceEvents") {
         return Some(
             "a trace of Chrome, which has events and no stacks; expected a speedscope or Firefox profile",
@@ -143,6 +184,16 @@ pub(super) fn json_advice(has: impl Fn(&str) -> bool) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_of_others_has_a_next_step() {
+        for (key, expected) in
+            [("resourceProfiles", "format: proto"), ("dhatFileVersion", "dh_view"), ("traceEvents", "Chrome")]
+        {
+            assert!(json_advice(|has| has == key).is_some_and(|advice| advice.contains(expected)), "{key}");
+        }
+        assert_eq!(json_advice(|_| false), None);
+    }
 
     #[test]
     fn each_kind_has_a_next_step() {
@@ -167,6 +218,10 @@ mod tests {
             (b"     0.000 (         ): ls/40 nanosleep(rqtp: 1) ...\n     0.100 ( 0.100 ms): ls/40 x(a: 1) = 0\n", "perf trace"),
             (b"=====\n            Trace Event Information\n", "perf c2c"),
             (b"\xfd7zXZ\0\0\x04", "unxz"),
+            (b"heap_v2/524288\n  t*: 3: 4 [0: 0]\n", "jeprof --collapsed PROGRAM a.b > out.folded"),
+            (b"desc: (none)\ncmd: ./app\ntime_unit: i\n", "massif"),
+            (b"v 10500 3\nX ./app\nI 1000 ", "heaptrack_print -F out.folded a.b"),
+            (b"memray\0\x0c", "memray"),
             (b"Attaching 1 probe...\n\n@[\n    f+1\n]: 5\n", "inferno-collapse-bpftrace"),
         ] {
             let found = advice(head, "a.b").expect("known");
@@ -181,6 +236,8 @@ mod tests {
             b"@[a];b 3\n",
             b"a (x ms): f(1) 3\n",
             b"{}",
+            b"v 1 3\nmain;a 3\n",
+            b"v 1\n",
             b"\x0a\x04\x08\x01",
         ] {
             assert_eq!(advice(other, "a"), None, "{}", String::from_utf8_lossy(other));

@@ -115,7 +115,7 @@ mod tests {
         let mut nodes = Vec::new();
         for (index, numbers) in numbers.iter().enumerate() {
             let process = builder.text(&format!("p{index}")).expect("fits");
-            let root = StackRoot { process, thread: None, complete: true, waiting: false };
+            let root = StackRoot::of(process);
             let root = builder.root(root).expect("fits");
             let node = builder.root_node(root).expect("fits");
             nodes.push(node);

@@ -277,7 +277,7 @@ impl ScriptReader {
         self.event.period = event.period.unwrap_or(0);
         self.event.thread = (process, event.pid, process, event.tid.unwrap_or(0));
         (self.event.time_ns, self.event.cpu) = (event.time_ns, event.cpu);
-        self.event.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
+        self.event.root = Some(StackRoot::of(process));
         if let Some(frame) = &event.frame {
             self.frame(frame)?;
         }

@@ -5,6 +5,7 @@
 //! decide nothing; limits and broken containers are separate errors.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::profile::labels::LABEL_SETS_MAX;
 
 /// Why a line is skipped.
 pub(super) const NO_STACK: &str = "expected \"stack count\"";
@@ -80,6 +81,15 @@ impl Tally {
     /// Adds a remark on a part that was excluded on purpose.
     pub(super) fn remark(&mut self, text: &str) {
         self.remarks.push(format!("{}: {text}", self.file));
+    }
+
+    /// Adds a remark on samples whose labels are left out.
+    pub(super) fn remark_labels(&mut self, samples: u64) {
+        if samples > 0 {
+            self.remark(&format!(
+                "labels of {samples} samples are left out: more than {LABEL_SETS_MAX} distinct ones"
+            ));
+        }
     }
 
     /// Returns the remarks on skipped or excluded parts.

@@ -36,7 +36,8 @@ impl Random {
 /// Adds a stack with one function and returns its node.
 fn stack(builder: &mut SavedBuilder, function: &str, complete: bool, count: u64) -> NodeId {
     let process = builder.text("p").expect("fits");
-    let root = StackRoot { process, thread: None, complete, waiting: false };
+    let root =
+        StackRoot { process, thread: None, complete, waiting: false, labels: crate::profile::LabelsId::NONE };
     let root = builder.root(root).expect("fits");
     let frame = builder.named_frame(function).expect("fits");
     builder.add(root, &[frame], count).expect("fits")

@@ -218,7 +218,7 @@ mod tests {
 
     fn root(builder: &mut SavedBuilder, process: &str) -> u32 {
         let process = builder.text(process).expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         builder.root(root).expect("fits")
     }
 
@@ -288,7 +288,15 @@ mod tests {
             (None, false, false),
             (None, false, true),
         ]) {
-            let root = builder.root(StackRoot { process, thread, complete, waiting }).expect("fits");
+            let root = builder
+                .root(StackRoot {
+                    process,
+                    thread,
+                    complete,
+                    waiting,
+                    labels: crate::profile::LabelsId::NONE,
+                })
+                .expect("fits");
             builder.add(root, &[read], count).expect("fits");
         }
         let by_name = ByName::of(&builder.finish(), false).expect("fits");

@@ -347,7 +347,7 @@ mod tests {
     fn light_addresses_of_one_function_form_one_node() {
         let mut builder = SavedBuilder::new(About::default());
         let process = builder.text("p").expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         let root = builder.root(root).expect("fits");
         let mut function = |name: &str| {
             let name = builder.text(name).expect("fits");

@@ -223,7 +223,7 @@ mod tests {
     fn modules_and_inlined_functions_have_separate_rows() {
         let mut builder = SavedBuilder::new(About::default());
         let process = builder.text("p").expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         let root = builder.root(root).expect("fits");
         let mut in_module = |path: &str, name: &str, inlined: &str, address: u64| {
             let path = builder.text(path).expect("fits");

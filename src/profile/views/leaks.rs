@@ -339,7 +339,7 @@ mod tests {
     fn profile(stacks: &[&str]) -> SavedProfile {
         let mut builder = SavedBuilder::new(About { unit: "bytes".into(), ..About::default() });
         let process = builder.text("prog").expect("fits");
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         let root = builder.root(root).expect("fits");
         let types = [("inuse_objects", "count"), ("inuse_space", "bytes")];
         let types = types.map(|(kind, unit)| ValueType { kind: kind.into(), unit: unit.into() });

@@ -20,6 +20,8 @@ pub enum NotOpened {
     Root,
     /// The program could not be run.
     Failed(io::Error),
+    /// The program found nothing to open it with.
+    Ended(i32),
 }
 
 impl std::fmt::Display for NotOpened {
@@ -27,6 +29,9 @@ impl std::fmt::Display for NotOpened {
         match self {
             NotOpened::Root => f.write_str("no browser is started as root"),
             NotOpened::Failed(error) => write!(f, "{OPENER}: {}", crate::error::io_text(error)),
+            NotOpened::Ended(status) => {
+                write!(f, "no browser was started: {OPENER} ended with status {status}")
+            }
         }
     }
 }
@@ -34,18 +39,30 @@ impl std::fmt::Display for NotOpened {
 impl std::error::Error for NotOpened {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            NotOpened::Root => None,
+            NotOpened::Root | NotOpened::Ended(_) => None,
             NotOpened::Failed(error) => Some(error),
         }
     }
 }
 
-/// Opens it; returns once the browser was asked to.
+/// Whether a status of the opener says that nothing was opened: those of xdg-open(1), and of a shell. A browser may be
+/// the opener itself, and ends with any other.
+fn is_refusal(status: i32) -> bool {
+    matches!(status, 1..=4 | 126 | 127)
+}
+
+/// Is called if the opener turns out to have opened nothing.
+pub type Failed = Box<dyn FnOnce(NotOpened) + Send>;
+
+/// Disconnected once the opener has ended.
+pub type Opening = std::sync::mpsc::Receiver<()>;
+
+/// Opens it; returns once the opener was started.
 ///
 /// # Errors
 /// Why no browser was started.
 #[cfg(unix)]
-pub fn open(what: &OsStr) -> Result<(), NotOpened> {
+pub fn open(what: &OsStr, failed: Failed) -> Result<Opening, NotOpened> {
     use std::os::unix::process::CommandExt;
     let mut command = Command::new(OPENER);
     command.arg(what).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
@@ -58,8 +75,16 @@ pub fn open(what: &OsStr) -> Result<(), NotOpened> {
     }
     let mut child = crate::sources::spawn_as_we_began(&mut command).map_err(NotOpened::Failed)?;
     // The opener exits when it has passed the address on, or with the browser.
-    let _ = std::thread::Builder::new().name("browser".to_owned()).spawn(move || child.wait());
-    Ok(())
+    let (ended, opening) = std::sync::mpsc::channel();
+    let wait = move || {
+        let status = child.wait().ok().and_then(|status| status.code());
+        if let Some(status) = status.filter(|status| is_refusal(*status)) {
+            failed(NotOpened::Ended(status));
+        }
+        drop(ended);
+    };
+    let _ = std::thread::Builder::new().name("browser".to_owned()).spawn(wait);
+    Ok(opening)
 }
 
 /// Opens an address that contains a secret. Everybody can read a program's arguments. On Linux the address is
@@ -68,8 +93,8 @@ pub fn open(what: &OsStr) -> Result<(), NotOpened> {
 /// # Errors
 /// Why no browser was started.
 #[cfg(target_os = "linux")]
-pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
-    open(address)
+pub fn open_address(address: &OsStr, failed: Failed) -> Result<Opening, NotOpened> {
+    open(address, failed)
 }
 
 /// Opens an address that contains a secret. Everybody can read a program's arguments, so the browser gets it
@@ -78,12 +103,12 @@ pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
 /// # Errors
 /// Why no browser was started.
 #[cfg(not(target_os = "linux"))]
-pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
+pub fn open_address(address: &OsStr, failed: Failed) -> Result<Opening, NotOpened> {
     let address = address.to_string_lossy();
     let escaped = address.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;");
     let page = format!("<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={escaped}\">\n");
     let path = super::private_file::write("open.html", page.as_bytes()).map_err(NotOpened::Failed)?;
-    open(path.as_os_str())
+    open(path.as_os_str(), failed)
 }
 
 /// There is no opener for this system.
@@ -91,7 +116,7 @@ pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
 /// # Errors
 /// Always.
 #[cfg(not(unix))]
-pub fn open(_what: &OsStr) -> Result<(), NotOpened> {
+pub fn open(_what: &OsStr, _failed: Failed) -> Result<Opening, NotOpened> {
     Err(NotOpened::Failed(io::ErrorKind::Unsupported.into()))
 }
 
@@ -147,6 +172,13 @@ fn home_in(accounts: &str, uid: u32) -> Option<&str> {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn statuses_of_the_opener_are_told_from_those_of_a_browser() {
+        let refusals: Vec<i32> = (0..=255).filter(|status| is_refusal(*status)).collect();
+        assert_eq!(refusals, [1, 2, 3, 4, 126, 127]);
+        assert!(NotOpened::Ended(3).to_string().starts_with("no browser was started: "));
+    }
 
     #[test]
     fn finds_the_home_of_the_user() {

@@ -74,6 +74,8 @@ pub(in crate::profile) struct Thread<'a> {
     #[serde(borrow)]
     samples: Samples<'a>,
     #[serde(default)]
+    native_allocations: Option<serde::de::IgnoredAny>,
+    #[serde(default)]
     stack_table: Option<StackTable>,
     #[serde(default)]
     frame_table: Option<FrameTable>,
@@ -86,6 +88,11 @@ pub(in crate::profile) struct Thread<'a> {
 }
 
 impl Thread<'_> {
+    /// Whether it has only allocations, as heap profiles that the Firefox Profiler imported.
+    fn has_only_allocations(&self) -> bool {
+        self.native_allocations.is_some() && self.samples.stack.is_empty()
+    }
+
     fn tables(&self) -> Tables<'_> {
         Tables {
             stacks: self.stack_table.as_ref(),
@@ -180,6 +187,13 @@ pub(in crate::profile) fn read(
     extra: Option<&Extra<'_>>,
     tally: &mut Tally,
 ) -> Result<SavedProfile, Malformed> {
+    if threads.iter().any(Thread::has_only_allocations)
+        && threads.iter().all(|thread| thread.samples.stack.is_empty())
+    {
+        return Err("it has native allocations and no samples; open it at profiler.firefox.com, or record: \
+                    stackprof heap -- PROGRAM"
+            .into());
+    }
     let (units, counted) = units(threads)?;
     let is_other =
         |(thread, unit): &(&Thread<'_>, &Unit<'_>)| **unit != counted && !thread.samples.stack.is_empty();
@@ -304,7 +318,13 @@ fn read_thread(
         (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
         (_, None) => None,
     };
-    let root = StackRoot { process, thread: named, complete: true, waiting: false };
+    let root = StackRoot {
+        process,
+        thread: named,
+        complete: true,
+        waiting: false,
+        labels: crate::profile::LabelsId::NONE,
+    };
     let samples = read_samples(builder, (number, thread), times, factor, (root, cache), tally)?;
     if !samples.is_empty() {
         let (name, id) = (builder.text(&thread.name)?, thread.tid.get().unwrap_or(0));

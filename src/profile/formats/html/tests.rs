@@ -271,8 +271,7 @@ fn source_and_instructions_are_in_the_data() {
     let files = ["/src/a.c", "/src/large.c", "/etc/passwd"].map(&mut text);
     let mapping = Mapping { start: 0x7000, limit: 0x9000, file_offset: 0x100, path, build_id: id };
     let mapping = Some(builder.mapping(mapping).expect("few"));
-    let root =
-        builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).expect("few");
+    let root = builder.root(StackRoot::of(process)).expect("few");
     for (number, file) in (0..).zip(files) {
         let function = builder.function(Function { name, file, ..Function::default() }).expect("few");
         let part = builder.function(Function { name: inlined, file, ..Function::default() }).expect("few");
@@ -308,7 +307,7 @@ fn source_and_instructions_are_in_the_data() {
 fn samples_and_events_have_their_times() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
     let process = builder.text("p").expect("fits");
-    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = StackRoot::of(process);
     let root = builder.root(root).expect("fits");
     let [run, wait] = ["run", "wait"].map(|name| builder.named_frame(name).expect("fits"));
     let run = builder.add(root, &[run], 3).expect("fits");
@@ -358,7 +357,7 @@ fn samples_and_events_have_their_times() {
 fn huge_counts_are_not_expanded_to_samples() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
     let process = builder.text("p").expect("fits");
-    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = StackRoot::of(process);
     let root = builder.root(root).expect("fits");
     let frame = builder.named_frame("f").expect("fits");
     let count = 1 << 50;

@@ -62,21 +62,24 @@ impl<'a> Any<'a> {
     }
 }
 
-/// Key and value of an attribute of the dictionary.
+/// Key, value and unit of an attribute of the dictionary.
 pub(super) fn of_dictionary<'t, 'a>(
     bytes: &'a [u8],
     tables: &'t Tables<'a>,
-) -> Result<(&'t str, Any<'a>), Malformed> {
-    let (mut key, mut parsed) = ("", Any::Other);
+) -> Result<(&'t str, Any<'a>, &'t str), Malformed> {
+    let (mut key, mut parsed, mut unit) = ("", Any::Other, "");
     for_each_field(bytes, &"an attribute", |number, value| {
         match (number, value) {
             (field::KEY, Value::Number(index)) => key = tables.string(index.cast_signed(), "an attribute")?,
             (field::VALUE, Value::Bytes(value)) => parsed = Any::read(value)?,
+            (field::UNIT, Value::Number(index)) => {
+                unit = tables.string(index.cast_signed(), "an attribute")?
+            }
             _ => {}
         }
         Ok(())
     })?;
-    Ok((key, parsed))
+    Ok((key, parsed, unit))
 }
 
 /// Key and value of an attribute of a resource.

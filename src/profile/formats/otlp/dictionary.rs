@@ -141,9 +141,14 @@ impl<'s> Dictionary<'s> {
     }
 
     /// The index of an attribute.
-    pub(super) fn attribute(&mut self, key: &'static str, value: Any) -> io::Result<i32> {
-        let key = self.text(key)?;
-        let attribute = proto::KeyValueAndUnit { key, value: Some(AnyValue { value: Some(value) }) };
+    pub(super) fn attribute(&mut self, key: &'s str, value: Any) -> io::Result<i32> {
+        self.attribute_in(key, value, "")
+    }
+
+    /// The index of an attribute with a unit, which may be empty.
+    pub(super) fn attribute_in(&mut self, key: &'s str, value: Any, unit: &'s str) -> io::Result<i32> {
+        let (key, unit) = (self.text(key)?, self.text(unit)?);
+        let attribute = proto::KeyValueAndUnit { key, value: Some(AnyValue { value: Some(value) }), unit };
         let encoded = attribute.encode_to_vec();
         if let Some(known) = self.attributes.get(&encoded) {
             return Ok(*known);

@@ -43,6 +43,7 @@ pub(super) mod field {
     pub(in super::super) const KEY: u32 = 1;
     pub(in super::super) const VALUE: u32 = 2;
     pub(in super::super) const KEY_INDEX: u32 = 3;
+    pub(in super::super) const UNIT: u32 = 3;
     // AnyValue
     pub(in super::super) const TEXT: u32 = 1;
     pub(in super::super) const BOOL: u32 = 2;
@@ -142,13 +143,15 @@ pub(super) struct Link {
     pub span_id: Vec<u8>,
 }
 
-/// An attribute; the key is a string of the table.
+/// An attribute; key and unit are strings of the table.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct KeyValueAndUnit {
     #[prost(int32, tag = "1")]
     pub key: i32,
     #[prost(message, optional, tag = "2")]
     pub value: Option<AnyValue>,
+    #[prost(int32, tag = "3")]
+    pub unit: i32,
 }
 
 /// An attribute of a resource.

@@ -86,7 +86,7 @@ pub(in crate::profile::formats) fn read_samples(
     for profile in &read {
         reader.profile(profile, tally)?;
     }
-    let mut builder = reader.finish();
+    let mut builder = reader.finish(tally);
     if let Some(extra) = extra.filter(|_| builder.so_far().timeline().is_some()) {
         extra.put_times(&mut builder)?;
     }
@@ -157,7 +157,7 @@ impl Header {
     fn attribute(&mut self, index: u64, tables: &Tables<'_>, comments: &mut usize) -> Result<(), Malformed> {
         let bytes = usize::try_from(index).ok().and_then(|index| tables.attributes.get(index));
         let bytes = bytes.ok_or_else(|| format!("a profile names attribute {index}, which is not there"))?;
-        let (key, value) = attributes::of_dictionary(bytes, tables)?;
+        let (key, value, _) = attributes::of_dictionary(bytes, tables)?;
         match (key, value) {
             (key::RECORDING | key::COMMENTS, _) => {
                 self.is_ours |= key == key::RECORDING;

@@ -21,6 +21,7 @@ use crate::profile::about::About;
 use crate::profile::formats::extra::Extra;
 use crate::profile::formats::pprof::{label, metadata};
 use crate::profile::formats::thread_times::weight_ns;
+use crate::profile::labels::LabelValue;
 use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample, Timeline};
 use crate::profile::values::{StackValues, ValueType};
@@ -212,8 +213,7 @@ impl Writer<'_> {
             for ((node, cpu), samples) in by_node {
                 let root = node.and_then(|node| roots.get(node.0 as usize).copied().flatten());
                 let stack = node.map_or(Ok(0), |node| self.dictionary.stack(node))?;
-                let none =
-                    StackRoot { process: thread.process, thread: None, complete: true, waiting: false };
+                let none = StackRoot::of(thread.process);
                 let mut attributes = self.thread(root.unwrap_or(&none), Some(thread))?;
                 if let Some(root) = root {
                     attributes.extend(self.state(root)?);
@@ -287,6 +287,18 @@ impl Writer<'_> {
         }
         if !root.complete {
             attributes.push(self.dictionary.attribute(key::INCOMPLETE, Any::Bool(true))?);
+        }
+        let saved = self.saved;
+        for found in saved.labels(root.labels) {
+            let key = saved.text(found.key);
+            attributes.push(match found.value {
+                LabelValue::Text(text) => {
+                    self.dictionary.attribute(key, Any::Text(saved.text(text).to_owned()))?
+                }
+                LabelValue::Number(number, unit) => {
+                    self.dictionary.attribute_in(key, Any::Int(number), saved.text(unit))?
+                }
+            });
         }
         Ok(attributes)
     }

@@ -25,6 +25,7 @@ use crate::profile::formats::Malformed;
 use crate::profile::formats::protobuf::{Value, message};
 use crate::profile::formats::tally::Tally;
 use crate::profile::formats::thread_times::{ThreadTimes, weight_ns};
+use crate::profile::labels::{Label, LabelValue};
 use crate::profile::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::TimedSample;
@@ -65,11 +66,14 @@ pub(in crate::profile::formats) fn read_samples(
         builder: SavedBuilder::new(about),
         texts: vec![None; tables.strings.len()],
         times: ThreadTimes::default(),
+        labels: Vec::new(),
+        without_labels: 0,
     };
     let prune = Prune::new(&tables, tally)?;
     let known = reader.known(prune)?;
     reader.samples(bytes, &known, chosen, tally)?;
-    let Reader { mut builder, times, .. } = reader;
+    let Reader { mut builder, times, without_labels, .. } = reader;
+    tally.remark_labels(without_labels);
     times.finish(&mut builder);
     Ok(builder.finish())
 }
@@ -108,6 +112,10 @@ struct Reader<'t, 'a> {
     /// By string of the file.
     texts: Vec<Option<TextId>>,
     times: ThreadTimes,
+    /// The labels of a sample; reused to avoid allocations.
+    labels: Vec<Label>,
+    /// Samples whose labels are left out.
+    without_labels: u64,
 }
 
 /// The labels of a sample.
@@ -302,9 +310,11 @@ impl Reader<'_, '_> {
         known: &SampleTables,
         of: &dyn Fn() -> String,
     ) -> Result<Labelled, Malformed> {
-        let mut root = StackRoot { process: known.process, thread: None, complete: true, waiting: false };
+        let mut root = StackRoot::of(known.process);
         let (mut thread, mut tid) = (TextId::EMPTY, None);
         let (mut pid, mut cpu, mut time_ns, mut weight_ns) = (None, None, None, None);
+        let mut others = std::mem::take(&mut self.labels);
+        others.clear();
         for found in &sample.label {
             let tables = self.tables;
             let key = tables.string(found.key, "a label")?;
@@ -323,9 +333,23 @@ impl Reader<'_, '_> {
                     self.builder.about().idle.get_or_insert(true);
                 }
                 label::INCOMPLETE if text == label::YES => root.complete = false,
-                _ => {}
+                _ => {
+                    let value = match found.str {
+                        0 => LabelValue::Number(found.num, self.text(found.num_unit, &of())?),
+                        text => LabelValue::Text(self.text(text, &of())?),
+                    };
+                    others.push(Label { key: self.text(found.key, &of())?, value });
+                }
             }
         }
+        if tid.is_none() && thread != TextId::EMPTY {
+            others.push(Label { key: self.builder.text(label::THREAD)?, value: LabelValue::Text(thread) });
+        }
+        match self.builder.labels(&mut others) {
+            Some(labels) => root.labels = labels,
+            None => self.without_labels += 1,
+        }
+        self.labels = others;
         root.thread = tid.filter(|_| !self.has_merged_threads).map(|tid| (thread, tid));
         Ok(Labelled { root, pid, thread, tid, cpu, time_ns, weight_ns })
     }

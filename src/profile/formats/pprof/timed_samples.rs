@@ -31,7 +31,7 @@ impl Writer<'_, '_> {
         let mut stacks: HashMap<NodeId, Stack> = HashMap::new();
         let mut sample = Sample::default();
         for thread in &timeline.threads {
-            let lost = StackRoot { process: thread.process, thread: None, complete: true, waiting: false };
+            let lost = StackRoot::of(thread.process);
             for timed in &thread.samples {
                 let stack = timed.node.map(|node| {
                     &*stacks.entry(node).or_insert_with(|| {

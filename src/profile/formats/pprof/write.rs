@@ -13,6 +13,7 @@ use prost::encoding::{WireType, encode_key, encode_varint};
 use super::proto::{Function, Label, Line, Location, Mapping, Sample, ValueType, field};
 use super::{label, metadata};
 use crate::profile::about::SAMPLES;
+use crate::profile::labels::LabelValue;
 use crate::profile::saved::{Frame, SavedProfile, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::Timeline;
@@ -246,6 +247,15 @@ impl Writer<'_, '_> {
         }
         if !root.complete {
             labels.push(text(keys.incomplete, keys.yes));
+        }
+        for label in self.saved.labels(root.labels) {
+            let key = self.strings.text(label.key);
+            labels.push(match label.value {
+                LabelValue::Text(value) => text(key, self.strings.text(value)),
+                LabelValue::Number(num, unit) => {
+                    Label { key, num, num_unit: self.strings.text(unit), ..Label::default() }
+                }
+            });
         }
     }
 

@@ -83,7 +83,7 @@ pub(in crate::profile::formats) fn read(
         reader.scale.next(reader.builder.about(), *unit);
         let process = profile.stackprof.as_ref().map_or(&profile.name, |extra| &extra.process);
         let mut text = |text: &str| reader.builder.text(text);
-        let mut root = StackRoot { process: text(process)?, thread: None, complete: true, waiting: false };
+        let mut root = StackRoot::of(text(process)?);
         let mut thread = None;
         if let Some((name, id)) = profile.stackprof.as_ref().and_then(|extra| extra.thread.as_ref()) {
             thread = Some((text(name)?, *id));

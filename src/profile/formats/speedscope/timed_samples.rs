@@ -179,12 +179,7 @@ impl Writer<'_> {
         let (saved, frames) = (self.saved, self.frames);
         self.stacks.entry(node).or_insert_with(|| {
             let trie = saved.trie();
-            let none = StackRoot {
-                process: crate::profile::TextId::EMPTY,
-                thread: None,
-                complete: true,
-                waiting: false,
-            };
+            let none = StackRoot::of(crate::profile::TextId::EMPTY);
             let (mut root, mut stack) = (&none, Vec::new());
             let mut at = Some(node);
             while let Some(here) = at {

@@ -18,6 +18,7 @@ use crate::profile::builder::SavedBuilder;
 use crate::profile::formats::pprof::label;
 use crate::profile::formats::protobuf::{for_each_field, for_each_number, limit, message};
 use crate::profile::formats::{Malformed, encoding};
+use crate::profile::labels::{Label, LabelValue, LabelsId};
 use crate::profile::saved::{Function, Line, Mapping, StackRoot};
 use crate::profile::texts::TextId;
 use crate::trie::NodeId;
@@ -36,6 +37,8 @@ pub(super) enum Attribute<'a> {
     Weights(&'a [u8]),
     /// A build id, and the rank of its key.
     BuildId(TextId, usize),
+    /// Any other text or number.
+    Label(Label),
 }
 
 /// What the items of a table were converted to, by index.
@@ -108,6 +111,11 @@ impl<'t, 'a> Converter<'t, 'a> {
         Ok(self.builder.root(root)?)
     }
 
+    /// The number of a set of labels; `None` if there are too many sets.
+    pub(super) fn labels(&mut self, labels: &mut Vec<Label>) -> Option<LabelsId> {
+        self.builder.labels(labels)
+    }
+
     pub(super) fn count(&mut self, node: NodeId, count: u64) -> Result<(), Malformed> {
         Ok(self.builder.count(node, count)?)
     }
@@ -167,7 +175,7 @@ impl<'t, 'a> Converter<'t, 'a> {
             return Ok(known);
         }
         let Some(bytes) = tables.attributes.get(slot) else { return Ok(Attribute::Other) };
-        let (key, value) = attributes::of_dictionary(bytes, tables)
+        let (key, value, unit) = attributes::of_dictionary(bytes, tables)
             .map_err(|why| why.at(format_args!("attribute {index}")))?;
         let build_id = key::BUILD_IDS.iter().position(|known| *known == key);
         let found = match (key, value) {
@@ -190,8 +198,15 @@ impl<'t, 'a> Converter<'t, 'a> {
                 Some(text) => self.text_attribute(key, text)?,
                 None => Attribute::Other,
             },
-            _ => match (build_id, build_id.map_or(Ok(None), |_| self.text_of(value))?) {
+            (_, Any::Int(number)) if build_id.is_none() => {
+                let value = LabelValue::Number(number.cast_signed(), self.builder.text(unit)?);
+                Attribute::Label(Label { key: self.builder.text(key)?, value })
+            }
+            _ => match (build_id, self.text_of(value)?) {
                 (Some(place), Some(text)) => Attribute::BuildId(text, place),
+                (None, Some(text)) if !key.is_empty() => {
+                    Attribute::Label(Label { key: self.builder.text(key)?, value: LabelValue::Text(text) })
+                }
                 _ => Attribute::Other,
             },
         };

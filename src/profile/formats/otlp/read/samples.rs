@@ -95,6 +95,8 @@ pub(super) struct Reader<'t, 'a> {
     has_merged_threads: bool,
     divisor: u64,
     period_ns: f64,
+    /// Samples whose labels are left out.
+    without_labels: u64,
     /// Samples so far, and the buffers of the last one.
     samples: u64,
     sample: Sample,
@@ -122,13 +124,15 @@ impl<'t, 'a> Reader<'t, 'a> {
             has_merged_threads,
             divisor,
             period_ns,
+            without_labels: 0,
             samples: 0,
             sample: Sample::default(),
         }
     }
 
     /// The resulting profile.
-    pub(super) fn finish(self) -> SavedBuilder {
+    pub(super) fn finish(self, tally: &mut Tally) -> SavedBuilder {
+        tally.remark_labels(self.without_labels);
         let mut builder = self.converter.finish();
         self.times.finish(&mut builder);
         builder
@@ -218,11 +222,13 @@ impl<'t, 'a> Reader<'t, 'a> {
         process: TextId,
         pid: Option<u32>,
     ) -> Result<Identity<'a>, Malformed> {
-        let root = StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = StackRoot::of(process);
         let mut identity = Identity { root, pid, thread: TextId::EMPTY, tid: None, cpu: None, weights: &[] };
+        let mut labels = Vec::new();
         for index in &sample.attributes {
             match self.converter.attribute(*index)? {
                 Attribute::Other | Attribute::BuildId(..) => {}
+                Attribute::Label(label) => labels.push(label),
                 Attribute::Process(process) => identity.root.process = process,
                 Attribute::Pid(pid) => identity.pid = Some(pid),
                 Attribute::Thread(name) => identity.thread = name,
@@ -235,6 +241,10 @@ impl<'t, 'a> Reader<'t, 'a> {
                 Attribute::Incomplete => identity.root.complete = false,
                 Attribute::Weights(weights) => identity.weights = weights,
             }
+        }
+        match self.converter.labels(&mut labels) {
+            Some(labels) => identity.root.labels = labels,
+            None => self.without_labels += 1,
         }
         if !self.has_merged_threads {
             identity.root.thread = identity.tid.map(|tid| (identity.thread, tid));
