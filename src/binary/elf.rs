@@ -18,13 +18,17 @@ use std::ops::Range;
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader};
+use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader, SectionTable, SymbolTable};
 
 use super::FormatError;
 use crate::addr::Svma;
 
 /// Limit on `PT_LOAD` segments of a file; linkers create about four.
 pub const SEGMENTS_MAX: usize = 256;
+
+/// Limit on symbols of a table; a larger one is not read: in a file with a hole it costs its author nothing. The
+/// largest browsers with debug information have some five million.
+pub const SYMBOLS_MAX: usize = 16 << 20;
 
 /// Limit on the length of a build id, in bytes. Linkers create 8 to 32.
 pub const BUILD_ID_BYTES_MAX: usize = 64;
@@ -206,6 +210,19 @@ pub(crate) fn code_ranges<H: FileHeader<Endian = LittleEndian>>(
         (section.sh_flags(LittleEndian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
     };
     sections.iter().map(range).collect()
+}
+
+/// The symbol table of a kind, or an empty one.
+///
+/// # Errors
+/// It is invalid, or has more than [`SYMBOLS_MAX`] symbols.
+pub(crate) fn symbols<'d, H: FileHeader<Endian = LittleEndian>>(
+    sections: &SectionTable<'d, H>,
+    data: &'d [u8],
+    kind: elf::SectionType,
+) -> Result<SymbolTable<'d, H>, FormatError> {
+    let table = sections.symbols(LittleEndian, data, kind)?;
+    if table.len() > SYMBOLS_MAX { Err(FormatError::TooManySymbols) } else { Ok(table) }
 }
 
 fn summary<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> object::read::Result<Elf> {

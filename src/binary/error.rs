@@ -157,6 +157,8 @@ pub enum FormatError {
     NoProcessor,
     /// No image of the file has the UUID of the one that was loaded.
     OtherUuid,
+    /// A symbol table beyond [`SYMBOLS_MAX`](super::elf::SYMBOLS_MAX).
+    TooManySymbols,
 }
 
 impl fmt::Display for FormatError {
@@ -175,6 +177,7 @@ impl fmt::Display for FormatError {
             FormatError::Damaged(error) => return error.fmt(f),
             FormatError::NoProcessor => "no code for this processor",
             FormatError::OtherUuid => "replaced on disk since it was loaded",
+            FormatError::TooManySymbols => "more symbols than are read",
         })
     }
 }

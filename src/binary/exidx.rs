@@ -206,7 +206,7 @@ fn by_symbols(
     segments: &[(u32, Range<usize>)],
 ) -> Option<(u32, Range<usize>)> {
     let sections = SectionTable::<FileHeader32<LittleEndian>>::new(sections, Default::default());
-    let symbols = sections.symbols(LittleEndian, bytes, elf::SHT_SYMTAB).ok()?;
+    let symbols = super::elf::symbols(&sections, bytes, elf::SHT_SYMTAB).ok()?;
     let value = |wanted: &[u8]| {
         let symbol = symbols.iter().find(|symbol| {
             symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF

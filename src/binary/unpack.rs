@@ -18,6 +18,18 @@ pub const RATIO_MAX: u64 = 100;
 /// Limit on the unpacked size of one section.
 pub const BYTES_MAX: u64 = 4 << 30;
 
+/// Limit on the compression ratio of all sections of a file together, which are all in memory at a time, beyond
+/// [`TOGETHER_BYTES`]. Real debug information unpacks to some five times the size of its file.
+const TOGETHER_RATIO_MAX: u64 = 16;
+/// Bytes that the sections of any file may unpack to.
+const TOGETHER_BYTES: u64 = 64 << 20;
+
+/// The most bytes that all sections of a file of this length may unpack to.
+#[must_use]
+pub fn together_max(file_bytes: usize) -> u64 {
+    (file_bytes as u64).saturating_mul(TOGETHER_RATIO_MAX).saturating_add(TOGETHER_BYTES).min(BYTES_MAX)
+}
+
 /// Limit on the dictionary of an xz stream: the size that `xz -9` uses. It is allocated as stated by the stream,
 /// however short that is: `xz` states 8 MiB for anything.
 pub const XZ_DICTIONARY_MAX: usize = 64 << 20;

@@ -44,7 +44,7 @@ pub fn run(dump: &Dump) -> Result<()> {
         _ => Role::SamplingByStub,
     };
     let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<DumpText> {
-        system::restrict(role);
+        system::restrict_sampler(role)?;
         match dump.what {
             Listing::Threads => threads(target, clock).map(DumpText::whole),
             Listing::Images => images(target, clock).map(DumpText::whole),
@@ -293,7 +293,11 @@ impl Stacks {
                 Err(why) => format!(", no stack: {why}"),
             };
             let state = activity_name(stack.activity);
-            let _ = writeln!(out, "thread {} ({}) {state}{end}", stack.thread.0, escape_line(&stack.name));
+            let name = match &*stack.name {
+                "" => String::new(),
+                name => format!(" ({})", escape_line(name)),
+            };
+            let _ = writeln!(out, "thread {}{name} {state}{end}", stack.thread.0);
             let mut number = 0;
             for (address, method) in stack.addresses.iter().zip(&stack.methods) {
                 let module =

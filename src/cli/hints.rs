@@ -127,6 +127,23 @@ pub(super) fn of(
     hints
 }
 
+/// What makes a recording nearly worthless, if it is: no stack is complete, or nothing has a name.
+pub(super) fn problem(recording: &Recording, names: &Names) -> Option<String> {
+    let stats = &recording.stats;
+    let most = |(_, count): &(&&str, &u64)| **count;
+    let incomplete = stats.stacks_incomplete.iter().filter(|(_, count)| **count > 0).max_by_key(most);
+    let stacks = incomplete.filter(|_| stats.stacks_complete == 0);
+    let stacks = stacks.map(|(why, _)| format!("no stack is complete ({why})"));
+    let nameless = names.addresses_unique > 0 && names.addresses_named == 0;
+    let unnamed = names.unnamed_by_image.iter().max_by_key(|unnamed| unnamed.addresses);
+    let unnamed = nameless.then(|| match unnamed {
+        Some(unnamed) => format!("no function has a name ({})", unnamed.why),
+        None => "no function has a name (no address is in a mapped file)".to_owned(),
+    });
+    let parts: Vec<String> = stacks.into_iter().chain(unnamed).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
 /// The hint about kernel functions with hidden names. If any kernel name is visible, none is hidden: code loaded
 /// later has no name for any user.
 fn hidden_names(seen: &StackCounts, samples: u64) -> Option<String> {

@@ -43,6 +43,8 @@ pub struct RunFigures {
     pub command: CommandState,
     /// The user for whom sudo or doas ran the command as root, without `--as`.
     pub user_behind_root: Option<String>,
+    /// What makes the recording nearly worthless.
+    pub(super) problem: Option<String>,
     /// The functions with the most self counts, as the summary shows them.
     pub hottest: Option<String>,
     /// Figures of a heap recording.
@@ -318,6 +320,7 @@ pub(super) mod tests {
             launched: true,
             command: CommandState::Ended,
             user_behind_root: None,
+            problem: None,
             hottest: None,
             heap: None,
             distinct_stacks: 10,

@@ -15,6 +15,11 @@ pub const LABEL_CHARS: usize = 12;
 #[must_use]
 pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
+    let hints: String = hints.iter().map(|hint| format!("  {:<9} {}\n", "hint", escape_line(hint))).collect();
+    // What is wrong comes before figures that mean little then.
+    let problem = problem(figures);
+    let (first, last) = if problem.is_empty() { ("", &*hints) } else { (&*hints, "") };
+    text += &(problem + first);
     let lines = [
         ("command", still_runs(process, figures)),
         ("user", user(figures)),
@@ -36,10 +41,13 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
             text += &format!("  {label:<9} {line}\n");
         }
     }
-    for hint in hints {
-        text += &format!("  {:<9} {}\n", "hint", escape_line(hint));
-    }
-    text
+    text + last
+}
+
+/// The line with what makes the recording nearly worthless; empty if nothing does.
+fn problem(figures: &RunFigures) -> String {
+    let problem = figures.problem.as_ref();
+    problem.map_or(String::new(), |problem| format!("  {:<9} {}\n", "problem", escape_line(problem)))
 }
 
 /// The summary of a heap recording, with newlines: `memory` has its own lines, `table` the memory in use.
@@ -64,6 +72,7 @@ pub fn heap_text(
         of_processes(stats),
         duration(stats.duration_ns),
     );
+    text += &problem(figures);
     let mut lines = vec![("command", still_runs(process, figures)), ("user", user(figures))];
     lines.extend(memory.iter().map(|(label, line)| (*label, Some(line.clone()))));
     lines.extend([
@@ -394,6 +403,18 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
   hint      most stacks of libfoo.so are incomplete: it has no frame pointers
 ",
         );
+    }
+
+    #[test]
+    fn a_problem_and_its_hints_come_first() {
+        let figures = RunFigures { problem: Some("no function has a name (stripped)".into()), ..figures() };
+        let text = text(&process(), 997, &stats(), &figures, &["install its debug symbols".into()]);
+        let lines: Vec<&str> = text.lines().skip(1).take(3).collect();
+        let first =
+            ["  problem   no function has a name (stripped)", "  hint      install its debug symbols"];
+        assert_eq!(lines[..2], first);
+        assert!(lines[2].starts_with("  stacks "), "{text}");
+        assert_eq!(text.matches("  hint ").count(), 1);
     }
 
     #[test]

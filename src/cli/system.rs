@@ -45,6 +45,19 @@ pub(super) fn restrict(role: Role) {
     let _ = role;
 }
 
+/// Drops the privileges that a sampler does not need in this role, and checks that it can still read its targets.
+///
+/// # Errors
+/// One line: a target cannot be read, and the next step.
+pub(super) fn restrict_sampler(role: Role) -> Result<()> {
+    restrict(role);
+    #[cfg(target_os = "linux")]
+    if matches!(role, Role::SamplingByKernel | Role::SamplingByPtrace) {
+        crate::sources::linux::check_readable()?;
+    }
+    Ok(())
+}
+
 /// Drops all privileges except those for reading program files and profiles and for writing these outputs; under
 /// sudo, the calling thread switches to the user who called it, if that user may write all outputs.
 pub(super) fn restrict_to_symbolizing(outputs: &OutputFiles) {

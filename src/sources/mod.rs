@@ -28,6 +28,8 @@ pub mod linux;
 pub mod mach;
 pub mod output;
 mod prefetched_words;
+#[cfg(target_os = "linux")]
+mod proc_file;
 pub mod process_name;
 pub mod pushed;
 pub mod signals;

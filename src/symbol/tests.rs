@@ -500,3 +500,54 @@ fn a_rewritten_file_names_nothing() {
     let why = Why::NoFile("replaced on disk since it was loaded".to_owned());
     assert_eq!(names.unnamed_by_image, [Unnamed { image: 0, why, addresses: 1 }]);
 }
+
+#[test]
+fn a_table_with_more_symbols_than_real_ones_is_not_read() {
+    // As in a file with a hole, memory that is not read costs nothing.
+    let small = build::file(
+        build::X86_64,
+        &build::symbols(&[build::function(1, build::TEXT, 16)], b"\0f\0".to_vec()),
+    );
+    let with_symbols = |count: usize| {
+        let at = small.len().next_multiple_of(8);
+        let mut bytes = vec![0; at + count * 24];
+        bytes[..small.len()].copy_from_slice(&small);
+        bytes[at..at + 48].copy_from_slice(&[vec![0; 24], build::function(1, build::TEXT, 16)].concat());
+        let headers = u64::from_le_bytes(small[0x28..0x30].try_into().unwrap()) as usize;
+        let symtab = headers + 64 * build::FIRST as usize;
+        for (offset, value) in [(24, at), (32, count * 24)] {
+            bytes[symtab + offset..][..8].copy_from_slice(&(value as u64).to_le_bytes());
+        }
+        ImageBytes::new(bytes)
+    };
+    assert!(SymbolTable::parse(&with_symbols(2)).is_ok());
+    let most = crate::binary::elf::SYMBOLS_MAX;
+    let why = SymbolTable::parse(&with_symbols(most + 1)).unwrap_err();
+    assert_eq!(why, Why::BadFile("more symbols than are read".to_owned()));
+}
+
+#[test]
+fn what_all_sections_of_a_file_unpack_to_is_bounded_together() {
+    const UNPACKED: usize = 42 << 20;
+    let random = |seed| {
+        let mut random = crate::rng::Rng::new(seed);
+        let noise: Vec<u8> = (0..UNPACKED / 90).map(|_| random.next() as u8).collect();
+        let content = [noise, vec![0; UNPACKED - UNPACKED / 90]].concat();
+        let header =
+            [&1u32.to_le_bytes()[..], &[0; 4], &(UNPACKED as u64).to_le_bytes(), &[1, 0, 0, 0, 0, 0, 0, 0]];
+        [header.concat(), miniz_oxide::deflate::compress_to_vec_zlib(&content, 1)].concat()
+    };
+    let packed = |name, seed| {
+        let flags = object::elf::SHF_COMPRESSED.0.into();
+        build::Section { flags, ..build::section(name, build::PROGBITS, random(seed), 0) }
+    };
+    let ask = dwarf::DwarfParts { inlines: true, lines: true };
+    let read = |sections: &[build::Section]| {
+        let bytes = ImageBytes::new(build::file(build::X86_64, sections));
+        dwarf::Sections::read(&bytes, false, ask).map(|read| read.is_some())
+    };
+    let (info, text) = (packed(".debug_info", 1), packed(".debug_str", 2));
+    assert!(read(std::slice::from_ref(&info)).unwrap(), "each alone");
+    let why = read(&[info, text]).unwrap_err().to_string();
+    assert!(why.contains("out of proportion"), "{why}");
+}

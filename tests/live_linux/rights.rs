@@ -269,3 +269,64 @@ fn limited_resources_give_a_profile_or_an_error() {
     println!("the other one: {}", outcome(&first.interrupt()));
     assert_untouched(target.pid(), "after the recording");
 }
+
+/// What containers give root by default.
+const DEFAULT_CAPABILITIES: &str = "-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,\
+                                    +net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap";
+
+/// stackprof under a seccomp filter that answers these calls with EPERM, with the capabilities of a container and `more`.
+fn in_container(calls: &str, more: &str) -> Command {
+    let deny = fixture("deny");
+    let bounding = format!("--bounding-set={DEFAULT_CAPABILITIES}{more}");
+    let filtered = [deny.to_str().unwrap(), "1", calls, "setpriv", &bounding, "--inh-caps=-all"];
+    stackprof_by(if calls.is_empty() { &filtered[3..] } else { &filtered })
+}
+
+/// The rows that `scripts/measure/rights.py` prints show every combination; here is one of each kind of answer.
+#[test]
+fn containers_give_a_profile_or_the_true_cause() {
+    if !sampled() || !crate::support::is_root() {
+        return;
+    }
+    let shares = fixture("shares");
+    let command = ["--hz", "997", "--", shares.to_str().unwrap(), "0.1"];
+    for (calls, more, backend, why) in [
+        (
+            "perf",
+            "",
+            "ptrace",
+            "seccomp filter (of a container or service) forbids perf_event_open; start the container with --cap-add PERFMON",
+        ),
+        ("", ",+perfmon", "perf_event", "user and kernel"),
+        ("perf", ",+sys_ptrace", "ptrace", "--cap-add PERFMON"),
+    ] {
+        let recorded = record_until(
+            format!("its functions, {calls} {more}"),
+            || record_by(in_container(calls, more), command).wait(),
+            |recorded| recorded.shows(|stack| stack.has("recurse")),
+        );
+        check_profile(&recorded);
+        let said = (text(&recorded, "backend"), text(&recorded, "backend_why"));
+        recorded.check(said.0 == backend && said.1.contains(why), format!("other than {backend}, {why}"));
+    }
+    let mut target = Fixture::start("shares", ["600"]);
+    target.line("ready");
+    let pid = target.pid().to_string();
+    let attach = ["-d", "0.2", "--pid", &pid];
+    for (calls, words, causes) in [
+        ("perf", &attach[..], &["it holds capabilities that stackprof lacks", "--cap-add SYS_PTRACE"][..]),
+        (
+            "perf,ptrace,readv",
+            &command[..],
+            &["forbids ptrace", "forbids perf_event_open", "--cap-add PERFMON"],
+        ),
+        ("perf,readv", &command[..], &["forbids process_vm_readv", "--cap-add SYS_PTRACE", "runs on as pid"]),
+    ] {
+        let refused = record_by(in_container(calls, ""), words).wait();
+        refused.check(refused.status.code() == Some(1), "not an error");
+        let said = check_line(&refused);
+        refused.check(causes.iter().all(|cause| said.contains(cause)), format!("without {causes:?}"));
+        refused.check(words.contains(&"--pid") || !said.contains("--pid"), "a pid of a command");
+    }
+    assert_untouched(target.pid(), "after the refusals");
+}

@@ -8,8 +8,9 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, Sym};
 
-use super::{Class, class};
+use super::{Class, class, symbols};
 use crate::addr::Svma;
+use crate::binary::FormatError;
 
 /// The entry point of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +46,10 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(
     data: &[u8],
     kind: elf::SectionType,
     names: &[&str],
-) -> object::read::Result<Vec<(usize, Entry)>> {
+) -> Result<Vec<(usize, Entry)>, FormatError> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
-    let table = header.sections(endian, data)?.symbols(endian, data, kind)?;
+    let table = symbols(&header.sections(endian, data)?, data, kind)?;
     let mut found = Vec::new();
     for symbol in table.iter() {
         if symbol.st_type() != elf::STT_FUNC || symbol.is_undefined(endian) {

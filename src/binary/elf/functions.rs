@@ -12,7 +12,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Class, class, code_ranges, section_names};
+use super::{Class, class, code_ranges, section_names, symbols};
 use crate::addr::Svma;
 use crate::binary::gopclntab::GoFunctions;
 
@@ -138,7 +138,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
         }
     }
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
-        let Ok(table) = sections.symbols(endian, data, kind) else { continue };
+        let Ok(table) = symbols(&sections, data, kind) else { continue };
         let names_at =
             sections.section(table.string_section()).ok().and_then(|names| names.file_range(endian));
         for (index, symbol) in table.enumerate() {

@@ -8,8 +8,9 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, Sym};
 
-use super::{Class, class};
+use super::{Class, class, symbols};
 use crate::addr::Svma;
+use crate::binary::FormatError;
 
 /// A variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ fn of_size_in<H: FileHeader<Endian = LittleEndian>>(data: &[u8], name: &str, siz
     let endian = header.endian().ok()?;
     let sections = header.sections(endian, data).ok()?;
     [elf::SHT_DYNSYM, elf::SHT_SYMTAB].into_iter().find_map(|kind| {
-        let table = sections.symbols(endian, data, kind).ok()?;
+        let table = symbols(&sections, data, kind).ok()?;
         // By size first: names are scattered over the file.
         let of_size = table.iter().filter(|symbol| {
             symbol.st_size(endian).into() == size
@@ -67,10 +68,10 @@ fn of_size_in<H: FileHeader<Endian = LittleEndian>>(data: &[u8], name: &str, siz
 fn collect<H: FileHeader<Endian = LittleEndian>>(
     data: &[u8],
     names: &[&str],
-) -> object::read::Result<Vec<(usize, Variable)>> {
+) -> Result<Vec<(usize, Variable)>, FormatError> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
-    let table = header.sections(endian, data)?.symbols(endian, data, elf::SHT_SYMTAB)?;
+    let table = symbols(&header.sections(endian, data)?, data, elf::SHT_SYMTAB)?;
     let mut found = Vec::new();
     for symbol in table.iter() {
         // gcc for Arm emits local variables without type but with size if it does not optimize.

@@ -25,6 +25,7 @@ pub(super) fn figures(
         launched,
         command: CommandState::default(),
         user_behind_root: None,
+        problem: hints::problem(recording, names),
         hottest: None,
         heap: None,
         times: recording

@@ -147,13 +147,13 @@ impl Recorder<'_> {
         let title = text::process(&process.name, process.pid);
         (self.check_name)(&process.name, process.pid)?;
         // The command was forked before, with all privileges.
-        system::restrict(match (&sampled, self.source) {
+        system::restrict_sampler(match (&sampled, self.source) {
             (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
             // The tracer thread makes the ptrace calls.
             (SampleSource::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
             (SampleSource::Stopped(_), _) => Role::SamplingByPtrace,
             (SampleSource::Pushed(_), _) => Role::SamplingByKernel,
-        });
+        })?;
         let limit = self.options.duration_ns.map(Duration::from_nanos);
         let progress =
             Progress::start(Arc::clone(self.live), title, limit, self.verbosity == Verbosity::Quiet);

@@ -296,8 +296,8 @@ fn processes_with(file: &Path) -> Vec<u32> {
     pids.filter(|pid: &u32| {
         *pid != std::process::id() && {
             ["environ", "maps"].iter().any(|name| {
-                let text = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-                memchr::memmem::find(&text, file.as_os_str().as_bytes()).is_some()
+                let path = format!("/proc/{pid}/{name}");
+                crate::sources::proc_file::contains(path, file.as_os_str().as_bytes()).unwrap_or(false)
             })
         }
     })

@@ -10,7 +10,10 @@ use super::{images, sys, threads};
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::sources::Process;
+use crate::sources::{Process, proc_file};
+
+/// Most bytes kept of a command line.
+const COMMAND_BYTES_MAX: usize = 64 << 10;
 
 #[cfg(target_arch = "x86_64")]
 const ARCH: Arch = Arch::X86_64;
@@ -85,12 +88,12 @@ pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
 pub(super) fn describe(pid: pid_t) -> Process {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let living = threads::living_thread(pid).unwrap_or(pid);
-    let command = fs::read(format!("/proc/{living}/cmdline")).unwrap_or_default();
-    let words = command.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let command = proc_file::head(format!("/proc/{living}/cmdline"), COMMAND_BYTES_MAX).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
     Process {
         pid: pid.unsigned_abs(),
         name: String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
-        command: words.collect::<Vec<_>>().join(" ").trim_end().to_owned(),
+        command: command.trim_end().to_owned(),
         arch: arch(threads::start_stack(pid)),
         backend: "ptrace",
         backend_why: String::new(),

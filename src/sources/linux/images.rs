@@ -6,8 +6,6 @@
 //! (overlayfs, btrfs), the head of the file is compared with the mapped one. The target controls the path, so
 //! files are opened through `target_file`, with a bounded wait.
 
-use std::fs::File;
-use std::io::Read;
 use std::time::SystemTime;
 
 use hashbrown::HashMap;
@@ -20,18 +18,21 @@ use crate::addr::{self, Avma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::binary::{elf, pe};
 use crate::error::io_text;
-use crate::sources::Fault;
 use crate::sources::target_file::{Copying, FileLocation, Links, Patience, Root, open_linked};
+use crate::sources::{Fault, proc_file};
 
 /// A vDSO is a few pages; anything larger is not one.
 const VDSO_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a file's head to compare: ELF header, program headers and notes.
 const HEAD_BYTES: usize = 4096;
 
-/// Reader of a process's mappings, with buffers kept from call to call.
+/// Most bytes of paths and executable mappings of one process: paths can have 4 KiB each. Later ones count as not
+/// mapped.
+pub(super) const LIST_BYTES_MAX: usize = 16 << 20;
+
+/// Reader of a process's mappings.
 #[derive(Debug, Default)]
 pub(super) struct Maps {
-    text: Vec<u8>,
     /// Address of the first mapped byte of each file.
     heads: HashMap<(u64, u64), Avma>,
     /// Origins of anonymous mappings.
@@ -40,63 +41,76 @@ pub(super) struct Maps {
     pub(super) patience: Patience,
 }
 
+/// What is kept of a list of mappings.
+struct MapsList<'o> {
+    pid: pid_t,
+    heads: HashMap<(u64, u64), Avma>,
+    code: &'o mut Vec<Mapping>,
+    /// Bytes that it may still take.
+    room: usize,
+}
+
+impl MapsList<'_> {
+    fn new(pid: pid_t, code: &mut Vec<Mapping>) -> MapsList<'_> {
+        code.clear();
+        MapsList { pid, heads: HashMap::new(), code, room: LIST_BYTES_MAX }
+    }
+
+    fn add(&mut self, mut line: proc::MapsLine) {
+        if line.is_ambiguous
+            && let Some(path) = linked_path(self.pid, &line.mapping)
+        {
+            line.mapping.path = path;
+        }
+        if line.mapping.kind == MappingKind::File && line.mapping.file_offset == 0 {
+            self.heads.insert(line.mapping.identity, line.mapping.avma.start);
+        }
+        if line.executable
+            && let Some(room) = self.room.checked_sub(size_of::<Mapping>() + line.mapping.path.len())
+        {
+            self.room = room;
+            self.code.push(line.mapping);
+        }
+    }
+}
+
 impl Maps {
     /// Reads the executable mappings into `out`.
     pub(super) fn read(&mut self, pid: pid_t, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.read_text(pid)?;
-        self.take_text(pid, out);
-        Ok(())
+        self.read_marked(pid, "", out).map(drop)
     }
 
-    /// Reads the executable mappings of a process that maps a file of this unique name; false for any other
-    /// process.
+    /// Reads the executable mappings of a process that maps a file of this unique name into `out`; false for any
+    /// other process.
     pub(super) fn read_marked(
         &mut self,
         pid: pid_t,
         mark: &str,
         out: &mut Vec<Mapping>,
     ) -> Result<bool, Fault> {
-        self.read_text(pid)?;
-        let is_it = memchr::memmem::find(&self.text, mark.as_bytes()).is_some();
+        let mark = memchr::memmem::Finder::new(mark);
+        let (mut list, mut is_it) = (MapsList::new(pid, out), mark.needle().is_empty());
+        let read = proc_file::for_each_line(format!("/proc/{pid}/maps"), |line| {
+            is_it = is_it || mark.find(line).is_some();
+            if let Some(line) = proc::mapping(line) {
+                list.add(line);
+            }
+        });
+        read.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => Fault::Gone,
+            _ => Fault::Denied(format!("/proc/{pid}/maps: {}", io_text(&error))),
+        })?;
         if is_it {
-            self.take_text(pid, out);
+            self.heads = list.heads;
         }
         Ok(is_it)
     }
 
     /// Reads the executable mappings from a copy of the list.
-    pub(super) fn take_copy(&mut self, pid: pid_t, text: Vec<u8>, out: &mut Vec<Mapping>) {
-        self.text = text;
-        self.take_text(pid, out);
-    }
-
-    fn read_text(&mut self, pid: pid_t) -> Result<(), Fault> {
-        self.text.clear();
-        File::open(format!("/proc/{pid}/maps"))
-            .and_then(|mut file| file.read_to_end(&mut self.text))
-            .map(drop)
-            .map_err(|error| match error.raw_os_error() {
-                Some(libc::ENOENT | libc::ESRCH) => Fault::Gone,
-                _ => Fault::Denied(format!("/proc/{pid}/maps: {}", io_text(&error))),
-            })
-    }
-
-    fn take_text(&mut self, pid: pid_t, out: &mut Vec<Mapping>) {
-        out.clear();
-        self.heads.clear();
-        for mut line in proc::mappings(&self.text) {
-            if line.is_ambiguous
-                && let Some(path) = linked_path(pid, &line.mapping)
-            {
-                line.mapping.path = path;
-            }
-            if line.mapping.kind == MappingKind::File && line.mapping.file_offset == 0 {
-                self.heads.insert(line.mapping.identity, line.mapping.avma.start);
-            }
-            if line.executable {
-                out.push(line.mapping);
-            }
-        }
+    pub(super) fn take_copy(&mut self, pid: pid_t, text: &[u8], out: &mut Vec<Mapping>) {
+        let mut list = MapsList::new(pid, out);
+        proc::mappings(text).for_each(|line| list.add(line));
+        self.heads = list.heads;
     }
 
     /// Reads the mappings through a thread that still has the memory: `through`, or one of `others`, which

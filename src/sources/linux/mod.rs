@@ -36,7 +36,7 @@ use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::heap::HeapOptions;
 use crate::sources::{
-    CallThread, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod, Target, signals,
+    CallThread, Observed, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod, Target, signals,
 };
 use launch::{RequestsEnd, Spawner};
 use ptrace::Tracer;
@@ -78,6 +78,7 @@ pub fn with_target<R: Send>(
     refusal::check_open_files(source)?;
     in_thread(move |spawner| {
         let mut target = trace(source, false, clock, &spawner)?;
+        set_targets(source, target.process().pid);
         spawner.finish();
         Ok(body(&mut target))
     })
@@ -100,9 +101,10 @@ pub fn with_source<R: Send>(
     let by_kernel = in_thread(|spawner| {
         signals::note_sampler();
         match by_kernel(source, &sampling, &clock, &spawner) {
-            Ok(mut source) => {
+            Ok(mut sampled) => {
+                set_targets(source, sampled.process().pid);
                 spawner.finish();
-                Ok(Ok(body(SampleSource::Pushed(&mut source))))
+                Ok(Ok(body(SampleSource::Pushed(&mut sampled))))
             }
             Err(perf::OpenFailure::Refused(why)) => Ok(Err((why, body))),
             Err(perf::OpenFailure::Failed(error)) => Err(error),
@@ -123,21 +125,34 @@ pub fn with_source<R: Send>(
         }
         _ => {}
     }
+    refusal::check_trace(source, (method == SamplingMethod::Auto).then_some(&why))?;
     let tracer = Arc::new(Tracer::start()?);
     unless_panic(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         // This thread forks commands.
         let (spawner, requests) = launch::spawner();
         let begin = move || trace(source, children, clock, &spawner);
         let mut target = tracer.call_while(begin, || _ = requests.serve())?;
-        tracer.call(&mut || drop(privileges::restrict(Role::SamplingByPtrace)));
+        set_targets(source, target.process().pid);
+        let mut readable = Ok(());
+        tracer.call(&mut || {
+            let _ = privileges::restrict(Role::SamplingByPtrace);
+            readable = check_targets(true);
+        });
         target.chosen_because(why);
         target.set_tracer(Arc::clone(&tracer));
-        let result = body(SampleSource::Stopped(&mut target));
+        let pid = target.process().pid;
+        let result = match readable {
+            Ok(()) => Ok(body(SampleSource::Stopped(&mut target))),
+            Err(error) if matches!(source, Source::Launch(_)) => {
+                Err(Error::new(error.kind(), format!("{error}; the command runs on as pid {pid}")))
+            }
+            Err(error) => Err(error),
+        };
         tracer.call(&mut || target.release());
         drop(target);
         // Last: from here on everything runs untraced.
         tracer.shut_down();
-        Ok(result)
+        result
     })))
 }
 
@@ -155,6 +170,7 @@ pub fn with_heap_source<R: Send>(
     in_thread(|spawner| {
         signals::note_sampler();
         let mut source = heap::start(command, shim, options, clock, &spawner)?;
+        privileges::set_targets(&[source.process().pid.cast_signed()], true);
         spawner.finish();
         Ok(body(SampleSource::Pushed(&mut source)))
     })
@@ -173,9 +189,36 @@ pub fn with_probed_heap<R: Send>(
     in_thread(|spawner| {
         signals::note_sampler();
         let mut source = heap::ProbedHeap::attach(pid, options, clock)?;
+        privileges::set_targets(&[pid.cast_signed()], false);
         spawner.finish();
         Ok(body(SampleSource::Pushed(&mut source)))
     })
+}
+
+/// Sets whom the sampler must still be able to read when it has given up privileges. `main`: the one process of the
+/// source, or 0.
+fn set_targets(source: &Source, main: u32) {
+    let pids = match source {
+        Source::Several(chosen) if !chosen.is_listed() => &[][..],
+        Source::Several(chosen) => &chosen.pids,
+        Source::Attach(_) | Source::Launch(_) => std::slice::from_ref(&main),
+    };
+    let pids: Vec<_> = pids.iter().map(|pid| pid.cast_signed()).collect();
+    privileges::set_targets(&pids, matches!(source, Source::Launch(_)));
+}
+
+/// Checks that the calling thread, in a sampling role, can still read what is to be sampled.
+///
+/// # Errors
+/// One line: why not, and the next step.
+pub fn check_readable() -> Result<()> {
+    check_targets(false)
+}
+
+/// [`check_readable`]; `by_calls`: also their memory by process_vm_readv(2).
+fn check_targets(by_calls: bool) -> Result<()> {
+    let privileges::Targets { pids, are_launched, .. } = privileges::targets();
+    pids.iter().try_for_each(|pid| refusal::check_readable(*pid, are_launched, by_calls))
 }
 
 /// The kernel's sampling source, or why there is none.

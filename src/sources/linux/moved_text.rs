@@ -6,19 +6,18 @@
 //! file that is mapped next to it, and pages from all its parts equal those of the file. Not for: relocated
 //! or changed code.
 
-use std::fs::File;
-use std::io::Read;
 use std::ops::Range;
 
 use libc::pid_t;
 
-use super::images::Maps;
+use super::images::{LIST_BYTES_MAX, Maps};
 use super::mapping_origin::MappingOrigin;
 use super::proc::{self, MapsLine};
 use super::sys;
 use crate::addr::Avma;
 use crate::binary::elf::Elf;
 use crate::binary::{Mapping, MappingKind};
+use crate::sources::proc_file;
 
 /// Most mappings compared at one time, and most attempts for a mapping without a match: its code may still be
 /// being copied.
@@ -103,12 +102,19 @@ struct Part {
 }
 
 fn all_lines(pid: pid_t) -> Vec<MapsLine> {
-    let mut text = Vec::new();
-    let read = File::open(format!("/proc/{pid}/maps")).and_then(|mut file| file.read_to_end(&mut text));
+    let (mut lines, mut room) = (Vec::new(), LIST_BYTES_MAX);
+    let read = proc_file::for_each_line(format!("/proc/{pid}/maps"), |line| {
+        if let Some(line) = proc::mapping(line)
+            && let Some(left) = room.checked_sub(size_of::<MapsLine>() + line.mapping.path.len())
+        {
+            room = left;
+            lines.push(line);
+        }
+    });
     if read.is_err() {
-        text.clear();
+        lines.clear();
     }
-    proc::mappings(&text).collect()
+    lines
 }
 
 /// The adjacent files before and after a mapping.

@@ -1,8 +1,9 @@
 //! Drops capabilities and ids that a thread of the profiler does not need in a phase of a recording.
 //!
-//! Input: a [`Role`]. Effect: fewer capabilities and ids of the calling thread. They are per thread: the
-//! sampler keeps what its source needs, the main thread what names and outputs need; the threads for signals
-//! and the progress line keep none. A launched command is forked before any thread drops anything.
+//! Input: a [`Role`], and the processes of the recording. Effect: fewer capabilities and ids of the calling thread. They
+//! are per thread: the sampler keeps what its source needs, the main thread what names and outputs need; the threads for
+//! signals and the progress line keep none. A launched command is forked before any thread drops anything. Without
+//! CAP_SYS_PTRACE, as in most containers, a sampler keeps what the targets hold, or it could not read them.
 //!
 //! Under sudo the main thread becomes the calling user, permanently, if that user may write the outputs: root
 //! may write root's files without any capability.
@@ -11,14 +12,18 @@ mod calls;
 
 use std::fmt;
 use std::io;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libc::pid_t;
+
+use super::refusal::capabilities_of;
 
 use crate::sources::Role;
 use crate::sources::output::Caller;
 use crate::sources::target_file::end_idle_workers;
 
 /// A set of capabilities (capabilities(7)).
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Capabilities(u64);
 
 impl Capabilities {
@@ -94,16 +99,20 @@ struct Thread {
     takes_ids: bool,
     /// It is root's: to read source, threads that it starts before it names functions take the ids of recorded users.
     is_root: bool,
+    /// Capabilities of the targets: without CAP_SYS_PTRACE the kernel shows a process only to those who hold all that
+    /// it holds (security/commoncap.c, `cap_ptrace_access_check`).
+    of_targets: Capabilities,
 }
 
 /// The rights of a thread in a role.
 fn rights(role: Role, thread: Thread) -> Rights {
-    let Thread { held, is_first, takes_ids, is_root } = thread;
+    let Thread { held, is_first, takes_ids, is_root, of_targets } = thread;
     let with_admin = |needed: Capabilities| {
         let lacks = !held.contains(needed.within(PARTS_OF_SYS_ADMIN));
         if lacks { needed.with(SYS_ADMIN) } else { needed }
     };
-    let of_processes = READ.with(PROCESSES).with(MAPPED_FILES).with(SIGNAL);
+    let to_read = if held.contains(PROCESSES) { PROCESSES } else { of_targets };
+    let of_processes = READ.with(to_read).with(MAPPED_FILES).with(SIGNAL);
     let ids = if takes_ids { IDS } else { NONE };
     let write = WRITE.with(ids);
     let read_write = READ.with(write).with(if is_root { IDS } else { NONE });
@@ -121,6 +130,35 @@ fn rights(role: Role, thread: Thread) -> Rights {
     };
     let later = if is_first { later } else { NONE };
     Rights { effective: effective.within(held), permitted: effective.with(later).within(held) }
+}
+
+/// The processes of a recording.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Targets {
+    /// Empty: any process.
+    pub(super) pids: Vec<pid_t>,
+    /// This process has started them.
+    pub(super) are_launched: bool,
+    /// Capabilities that they may use.
+    capabilities: Capabilities,
+}
+
+static TARGETS: Mutex<Option<Targets>> = Mutex::new(None);
+
+/// Sets the processes that threads in sampling roles must still be able to read; without a list: all processes.
+pub(super) fn set_targets(pids: &[pid_t], are_launched: bool) {
+    let known = pids.iter().filter_map(|pid| capabilities_of(*pid));
+    let capabilities = match pids {
+        [] => Capabilities(u64::MAX),
+        _ => known.fold(NONE, |all, own| all.with(Capabilities(own))),
+    };
+    let targets = Targets { pids: pids.to_vec(), are_launched, capabilities };
+    *TARGETS.lock().unwrap_or_else(PoisonError::into_inner) = Some(targets);
+}
+
+/// The processes of the recording, as set.
+pub(super) fn targets() -> Targets {
+    TARGETS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
 }
 
 static CALLER: OnceLock<Option<Caller>> = OnceLock::new();
@@ -174,6 +212,7 @@ pub fn restrict(role: Role) -> io::Result<()> {
         is_first: calls::is_first_thread(),
         takes_ids: caller.is_some(),
         is_root: calls::is_root(),
+        of_targets: targets().capabilities,
     };
     apply(rights(role, thread))?;
     ids

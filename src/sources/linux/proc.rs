@@ -145,11 +145,11 @@ pub(super) struct MapsLine {
 
 /// The lines of `/proc/PID/maps`, in its order (by address), without malformed ones.
 pub(super) fn mappings(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
-    text.split(|byte| *byte == b'\n').filter_map(line)
+    text.split(|byte| *byte == b'\n').filter_map(mapping)
 }
 
-/// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
-fn line(line: &[u8]) -> Option<MapsLine> {
+/// A line: `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
+pub(super) fn mapping(line: &[u8]) -> Option<MapsLine> {
     let line = String::from_utf8_lossy(line);
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;

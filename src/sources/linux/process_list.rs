@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::sources::proc_file;
 use crate::sources::process_name::RunningProcess;
 
 /// Most bytes read of a command line; a process can make its own as long as it likes.
@@ -22,8 +23,7 @@ fn process(pid: u32) -> Option<RunningProcess> {
     let comm = fs::read(directory.join("comm")).ok()?;
     let comm = String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(&comm)).into_owned();
     let exe = fs::read_link(directory.join("exe")).map(|path| path.to_string_lossy().into_owned());
-    let mut command = fs::read(directory.join("cmdline")).unwrap_or_default();
-    command.truncate(COMMAND_LINE_BYTES_MAX);
+    let command = proc_file::head(directory.join("cmdline"), COMMAND_LINE_BYTES_MAX).unwrap_or_default();
     let command = String::from_utf8_lossy(&command);
     let mut words = command.split('\0');
     let started_as = words.next().unwrap_or_default().to_owned();

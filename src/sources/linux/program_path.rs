@@ -14,6 +14,7 @@ use libc::pid_t;
 use super::files::TargetFiles;
 use super::{proc, sys};
 use crate::binary::{Mapping, MappingKind, ProgramPath};
+use crate::sources::proc_file;
 use crate::sources::target_file::Patience;
 
 /// `AT_EXECFN` (include/uapi/linux/auxvec.h).
@@ -148,8 +149,7 @@ fn execfn(auxv: &[u8]) -> Option<u64> {
 
 /// `argv[0]`, as currently in the process's memory.
 fn first_word(pid: pid_t) -> Option<String> {
-    let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    text(command.get(..PATH_BYTES_MAX).unwrap_or(&command))
+    text(&proc_file::head(format!("/proc/{pid}/cmdline"), PATH_BYTES_MAX).ok()?)
 }
 
 /// The text before the first NUL; `None` without one.

@@ -1,7 +1,10 @@
-//! Explains why a process cannot be attached, by /proc, and what to do about it.
+//! Explains why a process cannot be attached or sampled, and what to do about it.
 //!
-//! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons
-//! (ptrace(2), "Ptrace access mode checking"); the user needs the actual one and the command that changes it.
+//! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons; the user needs
+//! the actual one and the command that changes it: `facts.rs` observes, `causes.rs` is the table of causes.
+
+mod causes;
+mod facts;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,33 +15,39 @@ use std::path::{Path, PathBuf};
 
 use libc::pid_t;
 
-use super::{Source, proc, sys, threads};
+use super::launch::Launch;
+use super::{Source, describe, proc, sys, threads};
 use crate::error::{Error, ErrorKind, io_text};
+use crate::sources::proc_file;
 use crate::sources::target_file::{Copying, FileLocation, Patience, open_linked};
+use facts::Facts;
 
-/// CAP_SYS_PTRACE of capabilities(7).
-const CAP_SYS_PTRACE: u32 = 19;
+pub(super) use causes::Cause;
+pub(super) use facts::{Call, EventScope, SYS_PTRACE, capabilities_of};
 
-/// Facts that are readable without attaching.
-struct Facts {
+/// Why a call was refused.
+pub(super) fn cause(call: Call, errno: i32, pid: Option<pid_t>, is_launched: bool) -> Cause {
+    causes::cause(&Facts::now(call, errno, pid.map(|pid| (pid, is_launched))))
+}
+
+/// Status of a process that is readable without attaching.
+struct Status {
     name: String,
     tgid: pid_t,
     tracer: pid_t,
-    uid: u32,
     has_memory: bool,
     is_of_kernel: bool,
 }
 
-fn facts(pid: pid_t) -> Option<Facts> {
+fn status_of(pid: pid_t) -> Option<Status> {
     let status = fs::read(format!("/proc/{pid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);
     let value = |key| proc::status_value(&status, key);
     let number = |key| value(key).and_then(|value| value.split_whitespace().next()?.parse().ok());
-    Some(Facts {
+    Some(Status {
         name: value("Name")?.to_owned(),
         tgid: number("Tgid")?,
         tracer: number("TracerPid").unwrap_or(0),
-        uid: value("Uid").and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok())?,
         has_memory: value("VmSize").is_some(),
         is_of_kernel: fs::read(format!("/proc/{pid}/stat"))
             .ok()
@@ -52,7 +61,7 @@ fn facts(pid: pid_t) -> Option<Facts> {
 /// One line for a person.
 pub(super) fn check(pid: pid_t) -> Result<(), Error> {
     check_process(pid)?;
-    let Some(Facts { name, tracer, .. }) = facts(pid).filter(|facts| facts.tracer != 0) else {
+    let Some(Status { name, tracer, .. }) = status_of(pid).filter(|status| status.tracer != 0) else {
         return Ok(());
     };
     if is_own_thread(tracer) {
@@ -66,7 +75,7 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
 
 /// Whether a thread of this process traces a process.
 pub(super) fn is_traced_by_us(pid: pid_t) -> bool {
-    let tracer = facts(pid).map_or(0, |facts| facts.tracer);
+    let tracer = status_of(pid).map_or(0, |status| status.tracer);
     is_own_thread(tracer)
 }
 
@@ -107,7 +116,7 @@ pub(super) fn check_open_files(source: &Source) -> Result<(), Error> {
 /// the kernel shows such a program only to processes with these rights, and grants none while it is traced.
 #[must_use]
 pub fn gains_rights(program: &OsStr) -> bool {
-    if has_capability(CAP_SYS_PTRACE) {
+    if has_capability(SYS_PTRACE) {
         return false;
     }
     let Some(found) = find_program(program) else { return false };
@@ -129,10 +138,7 @@ pub(super) fn find_program(program: &OsStr) -> Option<PathBuf> {
 
 /// Whether this process holds a capability.
 fn has_capability(number: u32) -> bool {
-    let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    proc::status_value(&own, "CapEff")
-        .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-        .is_some_and(|effective| effective >> number & 1 == 1)
+    facts::set(&fs::read_to_string("/proc/self/status").unwrap_or_default(), "CapEff").has(number)
 }
 
 /// Refuses processes that cannot be attached to, except those that another process may trace.
@@ -140,7 +146,7 @@ fn has_capability(number: u32) -> bool {
 /// # Errors
 /// One line for a person.
 pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
-    let Some(facts) = facts(pid) else {
+    let Some(facts) = status_of(pid) else {
         return Err(refuse(pid, None, "no such process; `ps -e` lists those that run"));
     };
     let name = Some(facts.name.as_str());
@@ -215,41 +221,83 @@ pub(super) fn explain(pid: pid_t, error: &std::io::Error) -> Error {
     if let Err(refused) = check(pid) {
         return refused;
     }
-    let name = facts(pid).map(|facts| facts.name);
-    let name = name.as_deref();
-    if error.raw_os_error() != Some(libc::EPERM) {
-        return refuse(pid, name, &io_text(error));
+    let name = status_of(pid).map(|status| status.name);
+    refuse(pid, name.as_deref(), &why(Call::Trace, error, pid))
+}
+
+fn why(call: Call, error: &io::Error, pid: pid_t) -> String {
+    match error.raw_os_error() {
+        Some(errno @ (libc::EPERM | libc::EACCES | libc::ENOSYS)) => {
+            cause(call, errno, Some(pid), false).to_string()
+        }
+        _ => io_text(error),
     }
-    let capable = has_capability(CAP_SYS_PTRACE);
-    let yama = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let uid = sys::effective_uid();
-    let why = match (yama.trim(), uid) {
-        ("3", _) => "kernel.yama.ptrace_scope is 3: nothing may attach until the next boot; \
-                     start the program under stackprof instead: stackprof -- COMMAND"
-            .to_owned(),
-        (_, 0) if !capable => "root here lacks CAP_SYS_PTRACE, as in a container started without it; \
-                               start the container with --cap-add=SYS_PTRACE"
-            .to_owned(),
-        ("2", _) if !capable => {
-            format!("kernel.yama.ptrace_scope is 2: only root may attach; run: sudo stackprof --pid {pid}")
+}
+
+/// The error for a command that may not be traced: PTRACE_SEIZE failed with `error`, and the process that would have
+/// become the command ends.
+pub(super) fn explain_launched(command: &Launch, pid: pid_t, error: &io::Error) -> Error {
+    let why = match error.raw_os_error() {
+        Some(errno @ (libc::EPERM | libc::EACCES | libc::ENOSYS)) => {
+            cause(Call::Trace, errno, Some(pid), true).to_string()
         }
-        _ if !capable && facts(pid).is_some_and(|facts| facts.uid != uid) => {
-            let owner = facts(pid).map_or(0, |facts| facts.uid);
-            format!("it belongs to user {owner} and you are user {uid}; run: sudo stackprof --pid {pid}")
-        }
-        ("1", _) if !capable => format!(
-            "kernel.yama.ptrace_scope is 1: only a program's own children may be attached to; \
-             run: sudo stackprof --pid {pid}  or allow it: sudo sysctl kernel.yama.ptrace_scope=0"
-        ),
-        _ if !capable => format!(
-            "the kernel refused (operation not permitted); the program may have switched users or forbidden \
-             core dumps; run: sudo stackprof --pid {pid}"
-        ),
-        _ => "the kernel refused (operation not permitted) although CAP_SYS_PTRACE is held; \
-              a security module or a seccomp filter of this container forbids ptrace"
-            .to_owned(),
+        _ => io_text(error),
     };
-    refuse(pid, name, &why)
+    Error::new(ErrorKind::Attach, format!("cannot trace {}: {why}", describe::program(command)))
+}
+
+/// Refuses what cannot be recorded by ptrace, which a filter forbids. `no_samples`: why not by the kernel's samples,
+/// either.
+///
+/// # Errors
+/// One line for a person.
+pub(super) fn check_trace(source: &Source, no_samples: Option<&String>) -> Result<(), Error> {
+    let facts = Facts::now(Call::Trace, libc::EPERM, None);
+    if facts.reaches_kernel() {
+        return Ok(());
+    }
+    let what = match source {
+        Source::Attach(pid) => format!("cannot attach to pid {pid}"),
+        Source::Launch(command) => format!("cannot record {}", describe::program(command)),
+        Source::Several(_) => "cannot attach".to_owned(),
+    };
+    let why = causes::cause(&facts);
+    let either = no_samples.map(|why| format!("; nor does the kernel sample it: {why}")).unwrap_or_default();
+    Err(Error::new(ErrorKind::Attach, format!("{what}: {why}{either}")))
+}
+
+/// Reads what names need of a process: its mappings, and the way to its files, which newer kernels show to fewer
+/// (`may_access_mm` in kernel/fork.c).
+///
+/// # Errors
+/// The system's error.
+pub(super) fn try_reading(pid: pid_t) -> io::Result<()> {
+    proc_file::head(format!("/proc/{pid}/maps"), 1)?;
+    fs::read_link(format!("/proc/{pid}/root")).map(drop)
+}
+
+/// Checks that a process can be read with the rights that are left: mappings and files, and with `by_calls` its memory
+/// by process_vm_readv(2). One that has ended can.
+///
+/// # Errors
+/// One line for a person.
+pub(super) fn check_readable(pid: pid_t, is_launched: bool, by_calls: bool) -> Result<(), Error> {
+    let files = try_reading(pid).err();
+    let memory = || {
+        // Nothing is mapped at 0: EFAULT says that it could be read.
+        let read = sys::read_memory(pid, 0, &mut [0]);
+        read.err().filter(|_| by_calls)
+    };
+    let refused = |call, error: Option<io::Error>| match error?.raw_os_error() {
+        Some(errno @ (libc::EPERM | libc::EACCES | libc::ENOSYS)) => Some((call, errno)),
+        _ => None,
+    };
+    let refused = refused(Call::ReadProc, files).or_else(|| refused(Call::ReadMemory, memory()));
+    let Some((call, errno)) = refused else { return Ok(()) };
+    let Some(Status { name, .. }) = status_of(pid) else { return Ok(()) };
+    let why = cause(call, errno, Some(pid), is_launched);
+    let text = format!("cannot read pid {pid} ({name}), so no function would have a name: {why}");
+    Err(Error::new(ErrorKind::Attach, text))
 }
 
 fn refuse(pid: pid_t, name: Option<&str>, why: &str) -> Error {

@@ -68,6 +68,34 @@ pub(super) fn read_memory(pid: pid_t, from: u64, into: &mut [u8]) -> io::Result<
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
+/// The error of a call that failed, else 0.
+fn errno_of(returned: libc::c_long) -> i32 {
+    if returned == -1 { io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 }
+}
+
+/// The error of perf_event_open(2) with flags that do not exist: EINVAL from the kernel.
+pub(super) fn errno_of_event_with_bad_flags() -> i32 {
+    // SAFETY: the kernel refuses the flags before it reads the attributes, and a null pointer otherwise.
+    let returned = unsafe {
+        let no_attributes = std::ptr::null::<c_void>();
+        libc::syscall(libc::SYS_perf_event_open, no_attributes, 0, -1, -1, libc::c_ulong::MAX)
+    };
+    errno_of(returned)
+}
+
+/// The error of ptrace(2) for a process that cannot exist: ESRCH from the kernel.
+pub(super) fn errno_of_trace_of_nobody() -> i32 {
+    // SAFETY: no process has this number (PID_MAX_LIMIT is 2^22), so nothing is read or written.
+    errno_of(unsafe { libc::syscall(libc::SYS_ptrace, libc::PTRACE_PEEKDATA, pid_t::MAX, 0, 0) })
+}
+
+/// The error of process_vm_readv(2) with flags that do not exist: EINVAL from the kernel.
+pub(super) fn errno_of_read_with_bad_flags() -> i32 {
+    let nothing = std::ptr::null::<libc::iovec>();
+    // SAFETY: the kernel refuses the flags first; both lists are empty.
+    errno_of(unsafe { libc::process_vm_readv(0, nothing, 0, nothing, 0, libc::c_ulong::MAX) } as libc::c_long)
+}
+
 /// waitid(2), which never blocks.
 pub(super) fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<WaitStatus>> {
     // SAFETY: siginfo_t is plain data for which all zeroes is a value.

@@ -104,7 +104,7 @@ impl Sections {
         let data = bytes.bytes();
         let found = sections::all(data)?;
         let code_start = found.iter().filter(|section| section.is_code).map(|section| section.svma).min();
-        let mut left = (data.len() as u64).saturating_mul(crate::binary::unpack::RATIO_MAX);
+        let mut left = crate::binary::unpack::together_max(data.len());
         let mut parts = Vec::new();
         let lines = FOR_LINES.iter().filter(|_| ask.lines && !split);
         for &id in FOR_NAMES.iter().chain(lines).chain(FOR_PACKAGES.iter().filter(|_| split)) {

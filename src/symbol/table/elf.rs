@@ -14,7 +14,7 @@ use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
 use super::{COMPARED_BYTES_MAX, Entry, NONE, OPEN_ENDED, function_end, name_at};
 use crate::binary::FormatError;
-use crate::binary::elf::{Class, class, code_ranges};
+use crate::binary::elf::{Class, class, code_ranges, symbols};
 use crate::binary::gopclntab::GoFunctions;
 use crate::symbol::Why;
 
@@ -88,7 +88,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<SymbolSe
                 });
             }
             Ok(_) => {}
-            Err(error) => why = bad(error),
+            Err(error) => why = Why::from(error),
         }
     }
     Err(why)
@@ -101,8 +101,8 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
     kind: elf::SectionType,
     code: &[Option<Range<u64>>],
     machine: elf::Machine,
-) -> object::read::Result<(Vec<Entry>, Range<usize>)> {
-    let table = sections.symbols(endian, data, kind)?;
+) -> Result<(Vec<Entry>, Range<usize>), FormatError> {
+    let table = symbols(sections, data, kind)?;
     if table.is_empty() {
         return Ok((Vec::new(), 0..0));
     }

@@ -125,3 +125,18 @@ fn interrupted_waits_are_continued() {
     kernel.assert_clean();
     assert!((480..=502).contains(&recorded.profile.stats.ticks), "{:?}", recorded.profile.stats);
 }
+
+/// A read of a stack may fail with any code; what can be read of it is kept.
+#[test]
+fn no_code_of_a_failed_read_loses_a_whole_stack() {
+    for code in plausible_codes(Method::VmReadOverwrite) {
+        for read in 1..=60 {
+            let world = World::arm64(8).process(canned(500));
+            let kernel = world.answer(Which::Nth(Method::VmReadOverwrite, read), Answer::Code(*code)).build();
+            // Without the first reads there is no recording.
+            let Ok(recorded) = record_unclean(&kernel, &options(20)) else { continue };
+            let lost = &recorded.profile.stats.samples_lost;
+            assert!(!lost.contains_key("stack could not be read"), "read {read} fails with {code}: {lost:?}");
+        }
+    }
+}

@@ -56,7 +56,7 @@ impl LinuxProcess {
     /// Reads a copy of the mappings by the shim.
     fn copied(&mut self, path: Option<PathBuf>, out: &mut Vec<Mapping>) -> bool {
         path.and_then(|path| read_image_list(&path).ok()).is_some_and(|text| {
-            self.maps.take_copy(self.pid, text, out);
+            self.maps.take_copy(self.pid, &text, out);
             !out.is_empty()
         })
     }

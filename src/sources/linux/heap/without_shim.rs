@@ -12,6 +12,7 @@ use libc::pid_t;
 
 use super::reasons::LoadMethod;
 use crate::sources::linux::sys;
+use crate::sources::proc_file;
 
 /// Most processes per scan: each costs some 20 microseconds.
 const PROCESSES_MAX: usize = 256;
@@ -58,9 +59,9 @@ impl ProcessesWithoutShim {
         if self.known.get(&pid).is_some_and(|(known, _)| *known == program) || self.known.len() >= KNOWN_MAX {
             return;
         }
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let has = |name| proc_file::head(format!("/proc/{pid}/{name}"), 1).is_ok_and(|head| !head.is_empty());
         // A process that is starting or exiting has neither: it is looked at again. `env -i` leaves the arguments.
-        if environment.is_empty() && fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default().is_empty() {
+        if !has("environ") && !has("cmdline") {
             return;
         }
         // The dynamic linker as a program: `ld.so prog`.
@@ -71,7 +72,7 @@ impl ProcessesWithoutShim {
             LoadMethod::of(&PathBuf::from(format!("/proc/{pid}/exe")))
         };
         // Programs write titles over their environment, but only after they have loaded the shim.
-        let why = why_without(loading, &environment, shim).filter(|_| !maps(pid, shim));
+        let why = why_without(loading, || preloads(pid, shim)).filter(|_| !maps(pid, shim));
         // The program may have been replaced meanwhile.
         if fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|now| now == program) {
             self.note(pid, program, why);
@@ -97,18 +98,13 @@ impl ProcessesWithoutShim {
     }
 }
 
-/// Why a process did not load the shim; `None` if it did, or may have. `environment`: as in /proc/PID/environ, from the
-/// start of its program.
-fn why_without(loading: LoadMethod, environment: &[u8], shim: &Path) -> Option<&'static str> {
-    let names_shim = environment
-        .split(|byte| *byte == 0)
-        .filter_map(|variable| variable.strip_prefix(b"LD_PRELOAD="))
-        .any(|value| memchr::memmem::find(value, shim.as_os_str().as_bytes()).is_some());
+/// Why a process did not load the shim; `None` if it did, or may have.
+fn why_without(loading: LoadMethod, names_shim: impl FnOnce() -> bool) -> Option<&'static str> {
     match loading {
         LoadMethod::Static => Some("linked statically"),
         LoadMethod::OtherRights => Some(OTHER_RIGHTS),
         LoadMethod::OtherClass => Some("of another architecture"),
-        LoadMethod::Dynamic => (!names_shim).then_some("started with another LD_PRELOAD (env -i, sudo)"),
+        LoadMethod::Dynamic => (!names_shim()).then_some("started with another LD_PRELOAD (env -i, sudo)"),
     }
 }
 
@@ -118,10 +114,25 @@ fn effective_uid_of(status: &str) -> Option<u32> {
     users.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// Whether a process was started with a library in its LD_PRELOAD.
+fn preloads(pid: pid_t, shim: &Path) -> bool {
+    let mut names_it = false;
+    // What was read before an error counts.
+    let _ = proc_file::for_each_variable(format!("/proc/{pid}/environ"), |variable| {
+        names_it |= names(variable, shim);
+    });
+    names_it
+}
+
+/// Whether a variable is an LD_PRELOAD with this library.
+fn names(variable: &[u8], shim: &Path) -> bool {
+    let value = variable.strip_prefix(b"LD_PRELOAD=");
+    value.is_some_and(|value| memchr::memmem::find(value, shim.as_os_str().as_bytes()).is_some())
+}
+
 /// Whether a process maps a file.
 fn maps(pid: pid_t, file: &Path) -> bool {
-    let text = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-    memchr::memmem::find(&text, file.as_os_str().as_bytes()).is_some()
+    proc_file::contains(format!("/proc/{pid}/maps"), file.as_os_str().as_bytes()).unwrap_or(false)
 }
 
 /// Children of all threads of a process (proc_pid_children(5)); none on kernels without that file.
@@ -146,24 +157,17 @@ mod tests {
     #[test]
     fn the_reason_is_in_the_program_or_in_its_environment() {
         let shim = Path::new("/dev/shm/stackprof-heap-1/heap.so");
-        let preloads = b"A=1\0LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so:/lib/b.so\0";
-        for (loading, environment, expected) in [
-            (LoadMethod::Dynamic, &preloads[..], None),
-            (
-                LoadMethod::Dynamic,
-                b"A=1\0LD_PRELOAD=\0",
-                Some("started with another LD_PRELOAD (env -i, sudo)"),
-            ),
-            (
-                LoadMethod::Dynamic,
-                b"NOT_LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so",
-                Some("started with another LD_PRELOAD (env -i, sudo)"),
-            ),
-            (LoadMethod::Static, preloads, Some("linked statically")),
-            (LoadMethod::OtherRights, preloads, Some("setuid, setgid or with file capabilities")),
-            (LoadMethod::OtherClass, preloads, Some("of another architecture")),
+        let preload = &b"LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so:/lib/b.so"[..];
+        let other = Some("started with another LD_PRELOAD (env -i, sudo)");
+        for (loading, variable, expected) in [
+            (LoadMethod::Dynamic, preload, None),
+            (LoadMethod::Dynamic, b"LD_PRELOAD=", other),
+            (LoadMethod::Dynamic, b"NOT_LD_PRELOAD=/dev/shm/stackprof-heap-1/heap.so", other),
+            (LoadMethod::Static, preload, Some("linked statically")),
+            (LoadMethod::OtherRights, preload, Some("setuid, setgid or with file capabilities")),
+            (LoadMethod::OtherClass, preload, Some("of another architecture")),
         ] {
-            assert_eq!(why_without(loading, environment, shim), expected);
+            assert_eq!(why_without(loading, || names(variable, shim)), expected);
         }
     }
 

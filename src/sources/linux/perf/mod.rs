@@ -38,6 +38,7 @@ use libc::pid_t;
 
 use super::files::TargetFiles;
 use super::launch::{Launch, Spawner};
+use super::refusal::{Call, EventScope};
 use super::{describe, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Error;
@@ -92,12 +93,14 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
     for pid in &chosen.pids {
         let pid = describe::process_id(*pid)?;
         refusal::check_process(pid)?;
-        if let Err(error) = std::fs::read(format!("/proc/{pid}/maps")) {
+        if let Err(error) = refusal::try_reading(pid) {
             if error.kind() == std::io::ErrorKind::NotFound {
                 // It may have just ended.
                 refusal::check_process(pid)?;
             }
-            return Err(OpenFailure::Refused(format!("/proc/{pid}/maps cannot be read: {error}")));
+            let errno = error.raw_os_error().unwrap_or(0);
+            let cause = refusal::cause(Call::ReadProc, errno, Some(pid), false);
+            return Err(OpenFailure::Refused(format!("/proc/{pid} cannot be read: {cause}")));
         }
         listed.push(pid);
     }
@@ -109,7 +112,8 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
     };
     let size = if selected.is_one() { EventStackSize::new() } else { EventStackSize::for_many_processes() };
     let mut stacks = Stacks::new(sampling.kernel, size);
-    let events = match open(&listed, !selected.is_one(), &mut filter, &mut stacks, sampling) {
+    let target = listed.first().map(|pid| (*pid, false));
+    let events = match open(&listed, !selected.is_one(), &mut filter, &mut stacks, sampling, target) {
         Ok(events) => events,
         Err(refused) => return Err(OpenFailure::Refused(refused)),
     };
@@ -124,7 +128,10 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
     let begin = SourceStart { main, listed: listed.clone(), filter: selected, launched: false };
     let mut source = PerfSource::new(begin, clock, events, filter, stacks);
     source.add(others);
-    source.enable().map(|()| source).map_err(|error| OpenFailure::Refused(refused(&error)))
+    source
+        .enable()
+        .map(|()| source)
+        .map_err(|error| OpenFailure::Refused(refused(&error, EventScope::OwnCode, target)))
 }
 
 /// Starts a command and samples it from its first instruction on, with these options.
@@ -138,7 +145,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let mut filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
     // On refusal, `held` is dropped, and the new process ends without running the command.
     let mut stacks = Stacks::new(sampling.kernel, EventStackSize::new());
-    let events = match open(&[pid], children, &mut filter, &mut stacks, sampling) {
+    let events = match open(&[pid], children, &mut filter, &mut stacks, sampling, Some((pid, true))) {
         Ok(events) => events,
         Err(refused) => return Err(OpenFailure::Refused(refused)),
     };
@@ -150,7 +157,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let begin = SourceStart { main, listed: vec![pid], filter: selected, launched: true };
     let mut source = PerfSource::new(begin, clock, events, filter, stacks);
     if let Err(error) = source.enable() {
-        return Err(OpenFailure::Refused(refused(&error)));
+        return Err(OpenFailure::Refused(refused(&error, EventScope::OwnCode, Some((pid, true)))));
     }
     signals::enter(Phase::Launch);
     let started = held.go().map_err(|error| describe::cannot_run(command, &error))?;
@@ -199,13 +206,14 @@ fn describe(pid: pid_t, options: EventOptions) -> Process {
 }
 
 /// Opens the best events that the system allows: of user code and the kernel on each CPU, then of
-/// the threads of the processes, then of user code only. `many`: there may be more processes.
+/// the threads of the processes, then of user code only. `many`: there may be more processes. `target`: for messages.
 fn open(
     pids: &[pid_t],
     many: bool,
     filter: &mut SampleFilter,
     stacks: &mut Stacks,
     sampling: &Sampling,
+    target: Option<(pid_t, bool)>,
 ) -> std::result::Result<Events, Refusal> {
     let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
     let switches = (idle || off_cpu).then(|| SwitchOptions {
@@ -229,7 +237,7 @@ fn open(
     };
     let options = stacks.prepare(options, true, |program| filter.copy(program));
     // Report the refusal of the least request: it is why nothing works.
-    let mut why = None;
+    let mut refusal = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
         // Without a listed process there is no thread to open events for.
         if scope == Scope::Threads && pids.is_empty() {
@@ -241,35 +249,33 @@ fn open(
         }
         match Events::open(pids, filter, EventOptions { scope, kernel, ..options }) {
             Ok(events) => return Ok(events),
-            Err(error) => why = Some(error),
+            Err(error) => refusal = Some((scope, kernel, error)),
         }
     }
-    let why = why.map_or_else(|| "perf_event is refused".to_owned(), |error| refused(&error));
-    // Events of whole CPUs need more permissions than those of threads.
-    Err(if pids.is_empty() { why.replace("paranoid=1", "paranoid=0") } else { why })
+    Err(refusal.map_or_else(
+        || "perf_event is refused".to_owned(),
+        |(scope, kernel, error)| refused(&error, event_scope(scope, kernel, pids), target),
+    ))
 }
 
-/// The refusal for this error of perf_event_open(2).
-fn refused(error: &io::Error) -> Refusal {
-    let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
+/// What is sampled, for the cause of a refusal. Users who may see the kernel may see their own threads there.
+fn event_scope(scope: Scope, kernel: bool, pids: &[pid_t]) -> EventScope {
+    match (scope, kernel) {
+        (Scope::Cpus, _) if pids.is_empty() => EventScope::Machine,
+        (_, true) => EventScope::Kernel,
+        (_, false) => EventScope::OwnCode,
+    }
+}
+
+/// The refusal for this error of perf_event_open(2). `target`: the process, and whether this one started it.
+fn refused(error: &io::Error, scope: EventScope, target: Option<(pid_t, bool)>) -> Refusal {
     if rings::is_limit(error) {
         return error.to_string();
     }
-    match (error.raw_os_error(), paranoid) {
-        (Some(libc::EACCES | libc::EPERM), Ok(level)) if level.trim().parse::<i32>().is_ok_and(|n| n > 1) => {
-            let level = level.trim();
-            format!(
-                "perf_event refused by kernel.perf_event_paranoid {level}: sudo, or sysctl kernel.perf_event_paranoid=1"
-            )
-        }
-        (Some(libc::EACCES | libc::EPERM), _) => {
-            "perf_event refused: it is another user's process, or a container's filter forbids the call; sudo"
-                .to_owned()
-        }
-        (Some(libc::ENOSYS | libc::ENOENT | libc::EOPNOTSUPP), _) => {
-            "this kernel has no perf_event".to_owned()
-        }
-        (Some(libc::EMFILE), _) => "perf_event needs more open files: raise `ulimit -n`".to_owned(),
-        _ => format!("perf_event failed: {}", crate::error::io_text(error)),
-    }
+    let Some(errno) = error.raw_os_error() else {
+        return format!("perf_event failed: {}", crate::error::io_text(error));
+    };
+    let (pid, is_launched) = target.unzip();
+    let cause = refusal::cause(Call::Sample(scope), errno, pid, is_launched.unwrap_or(false));
+    format!("perf_event refused: {cause}")
 }

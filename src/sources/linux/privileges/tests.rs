@@ -14,7 +14,7 @@ const ROLES: [Role; 8] = [
 ];
 
 fn first(held: Capabilities, takes_ids: bool) -> Thread {
-    Thread { held, is_first: true, takes_ids, is_root: takes_ids }
+    Thread { held, is_first: true, takes_ids, is_root: takes_ids, of_targets: NONE }
 }
 
 #[test]
@@ -22,7 +22,8 @@ fn rights_are_within_held_and_permitted_capabilities() {
     for role in ROLES {
         for held in [ALL, NONE, READ, WRITE.with(PROCESSES), Capabilities(0x5555_5555_5555)] {
             for (is_first, takes_ids) in [(false, false), (false, true), (true, false), (true, true)] {
-                let rights = rights(role, Thread { held, is_first, takes_ids, is_root: takes_ids });
+                let rights =
+                    rights(role, Thread { held, is_first, takes_ids, is_root: takes_ids, of_targets: NONE });
                 assert!(held.contains(rights.permitted), "{role:?}");
                 assert!(rights.permitted.contains(rights.effective), "{role:?}");
                 assert!(takes_ids || rights.permitted.within(IDS) == NONE, "{role:?}");
@@ -75,8 +76,50 @@ fn only_the_calling_thread_is_restricted() {
 #[test]
 fn a_tracing_thread_keeps_what_the_next_one_needs() {
     let waiting = rights(Role::Tracing, first(ALL, true));
-    let next = Thread { held: waiting.permitted, is_first: false, takes_ids: true, is_root: true };
-    let fresh = Thread { held: ALL, is_first: false, takes_ids: true, is_root: true };
+    let next =
+        Thread { held: waiting.permitted, is_first: false, takes_ids: true, is_root: true, of_targets: NONE };
+    let fresh = Thread { held: ALL, is_first: false, takes_ids: true, is_root: true, of_targets: NONE };
     assert_eq!(rights(Role::SamplingByPtrace, next), rights(Role::SamplingByPtrace, fresh));
     assert!(!waiting.effective.contains(PROCESSES), "it asks for nothing itself");
+}
+
+/// What a container gives to root by default: no CAP_SYS_PTRACE.
+const DEFAULT: Capabilities = Capabilities(0xa804_25fb);
+
+#[test]
+fn without_the_right_to_trace_all_a_sampler_keeps_what_its_targets_hold() {
+    let net_raw = Capabilities::of(&[13]);
+    for (role, is_first) in
+        [(Role::SamplingByKernel, false), (Role::SamplingByPtrace, false), (Role::Tracing, true)]
+    {
+        for (held, of_targets, kept) in [
+            (DEFAULT, DEFAULT, DEFAULT),
+            (DEFAULT, ALL, DEFAULT),
+            (DEFAULT, net_raw, net_raw),
+            (DEFAULT, NONE, NONE),
+            (ALL, ALL, NONE),
+            (DEFAULT.with(PROCESSES), DEFAULT, NONE),
+        ] {
+            let needs = |of_targets| {
+                let thread = Thread { held, is_first, takes_ids: false, is_root: false, of_targets };
+                rights(role, thread)
+            };
+            let (with, without) = (needs(of_targets), needs(NONE));
+            let permitted = without.permitted.with(kept);
+            assert_eq!(with.permitted, permitted, "{role:?} {held:?} {of_targets:?}");
+            // The first thread reads nothing: only the next sampler does.
+            let effective = if is_first { without.effective } else { without.effective.with(kept) };
+            assert_eq!(with.effective, effective, "{role:?} {held:?} {of_targets:?}");
+        }
+    }
+    for role in [Role::Waiting, Role::SamplingByStub, Role::Symbolizing, Role::Writing, Role::Watching] {
+        let thread = |of_targets| Thread {
+            held: DEFAULT,
+            is_first: true,
+            takes_ids: false,
+            is_root: false,
+            of_targets,
+        };
+        assert_eq!(rights(role, thread(DEFAULT)), rights(role, thread(NONE)), "{role:?}");
+    }
 }

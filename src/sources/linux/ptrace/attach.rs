@@ -51,7 +51,7 @@ pub(in crate::sources::linux) fn launch(
     let held = launch::hold(spawner, command).map_err(|error| failed(&error))?;
     let pid = held.pid;
     // If refused, `held` is dropped, and the new process exits without running the command.
-    sys::seize(pid, children).map_err(|error| refusal::explain(pid, &error))?;
+    sys::seize(pid, children).map_err(|error| refusal::explain_launched(command, pid, &error))?;
     let mut tracees = Tracees::new(pid, describe(pid), children);
     tracees.adopt_found(pid, pid).map_err(|error| failed(&error))?;
     let mut target = LinuxTarget::new(tracees, RecordingEnd::of_command(pid), clock.clone());

@@ -9,6 +9,7 @@ use libc::pid_t;
 
 use crate::addr::Avma;
 use crate::sources::linux::{cgroup, proc, threads};
+use crate::sources::proc_file;
 
 /// What /proc shows of processes.
 pub(in super::super) trait Procfs {
@@ -68,7 +69,8 @@ impl Procfs for SystemProcfs {
     fn name(&self, pid: pid_t) -> String {
         let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
         let name = String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned();
-        let of_kernel = fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| command.is_empty())
+        let of_kernel = proc_file::head(format!("/proc/{pid}/cmdline"), 1)
+            .is_ok_and(|command| command.is_empty())
             && fs::read_link(format!("/proc/{pid}/exe")).is_err();
         match name.split(['/', ':']).next() {
             Some(kind) if of_kernel => format!("[{kind}]"),
