@@ -12,7 +12,7 @@ use super::text::{bytes, causes, duration, grouped, percent, plural, shortened};
 use crate::error::{Error, ErrorKind};
 use crate::escape::escape_line;
 use crate::heap::{Counters, Estimate, HeapValues, Moment, ValueKind};
-use crate::profile::{Leak, RING_FULL, SavedProfile, UNKNOWN, lost_bytes};
+use crate::profile::{Caller, Leak, RING_FULL, SavedProfile, UNKNOWN, lost_bytes};
 use crate::recording::Recording;
 use crate::sources::ExitStatus;
 use crate::sources::pushed::AllocationLosses;
@@ -23,6 +23,8 @@ const BETWEEN: &str = " < ";
 const NAME_CHARS_MIN: usize = 20;
 /// Rows of the table of leaks.
 const LEAKS_SHOWN: usize = 10;
+/// Allocators shown in the line `not seen`.
+const UNSEEN_SHOWN: usize = 4;
 /// Sampling errors above this are shown as both ends of the interval.
 const ERROR_MAX_PERCENT: f64 = 25.0;
 
@@ -139,7 +141,42 @@ pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> 
     }
     let losses = recording.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
     lines.extend(missing(recording, values, &losses).map(|line| ("missing", line)));
+    lines.extend(not_seen(&losses, total(ValueKind::InuseSpace)).map(|line| ("not seen", line)));
+    let paths = recording.images.images().iter().map(|image| image.path.as_str());
+    let is_set = std::env::var_os("PYTHONMALLOC").is_some();
+    lines.extend(python_hint(paths, heap.records_mappings || is_set).map(|line| ("hint", line)));
     lines
+}
+
+/// Where small objects of CPython are: in arenas of its own. `is_shown`: by the options of the recording.
+fn python_hint<'a>(mut paths: impl Iterator<Item = &'a str>, is_shown: bool) -> Option<String> {
+    let is_python = |path: &str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        name.starts_with("libpython") || name.starts_with("python3")
+    };
+    let hint = "Python keeps small objects in arenas of its own: PYTHONMALLOC=malloc shows each of them, --mmap the arenas";
+    (!is_shown && paths.any(is_python)).then(|| hint.to_owned())
+}
+
+/// Allocators that are not seen, and how much memory is resident, a part of which they have, beside the `seen_bytes`.
+fn not_seen(losses: &AllocationLosses, seen_bytes: u64) -> Option<String> {
+    let mut parts: Vec<String> = losses
+        .unseen
+        .iter()
+        .take(UNSEEN_SHOWN)
+        .map(|unseen| format!("{} ({})", unseen.functions, unseen.next))
+        .collect();
+    if parts.is_empty() {
+        return None;
+    }
+    if losses.unseen.len() > UNSEEN_SHOWN {
+        parts.push(format!("{} others", losses.unseen.len() - UNSEEN_SHOWN));
+    }
+    // What is in use need not be resident.
+    let most = losses.resident_bytes.map_or_else(String::new, |resident| {
+        format!("; {} resident beside {} in use that are seen", bytes(resident), bytes(seen_bytes))
+    });
+    Some(parts.join("; ") + &most)
 }
 
 /// Time of the peak since the recording began, if there is a peak.
@@ -202,12 +239,6 @@ fn missing(recording: &Recording, values: &HeapValues, losses: &AllocationLosses
     if losses.malformed_rings > 0 {
         parts
             .push(format!("{} unreadable: the program overwrote it", plural(losses.malformed_rings, "ring")));
-    }
-    if losses.records > 0 {
-        parts.push(format!(
-            "{} of samples or frees that did not fit: a larger --every takes fewer",
-            plural(losses.records, "record")
-        ));
     }
     parts.extend(losses.ended_early.iter().map(|why| format!("nothing recorded after this: {why}")));
     let refused = causes(losses.refused.iter().copied());
@@ -294,15 +325,21 @@ impl Widths {
     }
 
     /// Callers of a row, with names shortened to fit into a line of `width` characters.
-    fn callers(&self, callers: &[String], width: usize) -> String {
+    fn callers(&self, callers: &[Caller], width: usize) -> String {
         if callers.is_empty() {
             return UNKNOWN.to_owned();
         }
         // Label, columns and the blanks between them.
         let left = width.saturating_sub(2 + 9 + 1 + self.bytes + 2 + self.blocks + 2);
         let each = (left / callers.len()).saturating_sub(BETWEEN.len()).max(NAME_CHARS_MIN);
-        let names: Vec<String> = callers.iter().map(|name| shortened(name, each)).collect();
-        names.join(BETWEEN)
+        let shown = |Caller { name, place }: &Caller| {
+            if place.is_empty() {
+                return shortened(name, each);
+            }
+            let of_name = each.saturating_sub(place.chars().count() + 1).max(NAME_CHARS_MIN);
+            format!("{} {place}", shortened(name, of_name))
+        };
+        callers.iter().map(shown).collect::<Vec<String>>().join(BETWEEN)
     }
 }
 

@@ -186,7 +186,7 @@ fn profile(
     };
     let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     if let Some((heap, _)) = heap {
-        saved.group_inuse(heap.callers, &|name| heap.skip.matches(name));
+        saved.group_inuse(heap.callers.unwrap_or(1), &|name| heap.skip.matches(name));
     }
     Ok(saved)
 }
@@ -218,7 +218,9 @@ fn heap_values(heap: &Heap, recording: &mut Recording) -> Option<HeapValues> {
     if heap.older_than_ns.is_some() {
         recorded.model.forget_young(end_ns);
     }
-    Some(recorded.model.values(heap.moment))
+    let mut values = recorded.model.values(heap.moment);
+    values.add_losses(&recorded.losses.allocations, recorded.losses.frees);
+    Some(values)
 }
 
 /// Symbolicates the frames of a recording.
@@ -230,7 +232,9 @@ fn symbolicate(
 ) -> symbol::Names {
     let lines = request.output.symbol_options.lines
         || request.output.open.is_some()
-        || outputs.iter().any(keeps_lines);
+        || outputs.iter().any(keeps_lines)
+        // The table of leaks tells sites apart by them.
+        || request.heap.as_ref().is_some_and(|heap| heap.callers.is_none());
     let options = symbolication::options(SymbolOptions { lines, ..request.output.symbol_options }, files);
     let options = symbol::Options { files_by_process: &recording.files, ..options };
     let frames = recording.trie.frames().enumerate();

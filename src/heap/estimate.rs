@@ -10,6 +10,10 @@ use super::rate::{OBJECT_FRACTIONS, SamplingRate, Weight};
 /// with this quantile, intervals of sums of many weights just about reach 95 % (`intervals_hold_for_few_samples`).
 const Z: f64 = 2.17;
 
+/// The smallest block that a program plausibly allocates, a pointer: of blocks of this size or larger, any number may
+/// have no sample.
+const PLAUSIBLE_BYTES_MIN: u64 = 8;
+
 /// Bytes or allocations, estimated from samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
@@ -21,12 +25,29 @@ pub struct Estimate {
     unseen: f64,
     /// The sampled allocations themselves: the true value is not lower.
     sampled: f64,
+    /// Weight of lost samples, which is not in `value`, and its variance.
+    lost: f64,
+    lost_variance: f64,
+    /// Weight that lost frees may have ended, which is in `value`.
+    dead: f64,
 }
 
 impl Estimate {
     pub(super) fn new(value: f64, variance: f64, unseen: f64, sampled: f64) -> Estimate {
         // After subtractions, sums may end slightly below 0.
-        Estimate { value, variance: variance.max(0.0), unseen, sampled }
+        Estimate { value, variance: variance.max(0.0), unseen, sampled, ..Estimate::default() }
+    }
+
+    /// Widens the interval by samples that were lost: of this weight and variance, of which any part may belong to the
+    /// value.
+    pub(super) fn lose_samples(&mut self, weight: f64, variance: f64) {
+        self.lost += weight;
+        self.lost_variance += variance;
+    }
+
+    /// Widens the interval by lost frees, which may have ended blocks of this weight.
+    pub(super) fn lose_frees(&mut self, weight: f64) {
+        self.dead += weight;
     }
 
     /// Adds an independently sampled estimate.
@@ -35,6 +56,8 @@ impl Estimate {
         self.variance += other.variance;
         self.unseen = self.unseen.max(other.unseen);
         self.sampled += other.sampled;
+        self.lose_samples(other.lost, other.lost_variance);
+        self.lose_frees(other.dead);
     }
 
     /// Standard error.
@@ -43,15 +66,17 @@ impl Estimate {
         self.variance.sqrt()
     }
 
-    /// The 95 % confidence interval. The lower end is not below what was sampled. The upper end has room for one more
-    /// weight: the largest that a sample can have (Fay and Feuer, 1997, equation 4).
+    /// The 95 % confidence interval. The lower end is not below what was sampled, less what lost frees may have ended.
+    /// The upper end has room for lost samples, and for one more weight: the largest that a sample can have (Fay and
+    /// Feuer, 1997, equation 4).
     #[must_use]
     pub fn interval(&self) -> (f64, f64) {
-        let Estimate { value, variance, unseen, sampled } = *self;
+        let Estimate { value, variance, unseen, sampled, lost, lost_variance, dead } = *self;
         let low = if variance > 0.0 && value > 0.0 { gamma_quantile(value, variance, -Z) } else { value };
-        let (value, variance) = (value + unseen, variance + unseen * unseen);
+        let low = low.max(sampled.min(value)) - dead;
+        let (value, variance) = (value + unseen + lost, variance + unseen * unseen + lost_variance);
         let high = if variance > 0.0 { gamma_quantile(value, variance, Z) } else { value };
-        (low.max(sampled.min(self.value)), high)
+        (low.max(0.0), high)
     }
 }
 
@@ -113,15 +138,14 @@ impl Sum {
         (self.object_fractions as f64 / OBJECT_FRACTIONS).round() as u64
     }
 
-    /// Bytes and allocations as estimates. `bytes_min`: the smallest sampled allocation of the kind; smaller ones are
-    /// assumed not to exist.
+    /// Bytes and allocations as estimates. `bytes_min`: the smallest sampled allocation of the kind.
     pub(super) fn estimates(&self, rate: SamplingRate, bytes_min: Option<u64>) -> (Estimate, Estimate) {
-        // A sample of a small allocation represents at most the bytes between samples.
-        let every = rate.every_bytes() as f64;
-        let (bytes, objects) = match (rate.takes_all(), bytes_min) {
-            (true, _) => (0.0, 0.0),
-            (false, Some(bytes)) => (every, rate.weight(bytes).objects_variance.sqrt()),
-            (false, None) => (every, every),
+        // A sample of a small allocation represents at most the bytes between samples. Any number of small ones may have
+        // none: what was sampled says nothing about them.
+        let least = bytes_min.map_or(PLAUSIBLE_BYTES_MIN, |bytes| bytes.min(PLAUSIBLE_BYTES_MIN));
+        let (bytes, objects) = match rate.takes_all() {
+            true => (0.0, 0.0),
+            false => (rate.every_bytes() as f64, rate.weight(least).objects_variance.sqrt()),
         };
         let allocations = self.object_fractions as f64 / OBJECT_FRACTIONS;
         (

@@ -5,13 +5,14 @@
 //! that peak, so that at the end every node has it.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use hashbrown::HashMap;
 
 use super::ValueKind;
 use super::estimate::{Estimate, Sum};
 use super::history::{History, LiveHistory};
-use super::rate::{SamplingRate, Weight};
+use super::rate::{OBJECT_FRACTIONS, SamplingRate, Weight};
 use crate::trie::NodeId;
 
 /// Blocks freed within this time count as churn, nanoseconds.
@@ -83,8 +84,9 @@ struct NodeSums {
     live_at_peak: Sum,
     peak_number: u64,
     churn: Sum,
-    /// The smallest allocation seen.
+    /// The smallest allocation seen, and the largest.
     bytes_min: Option<u64>,
+    bytes_max: u64,
 }
 
 impl NodeSums {
@@ -277,6 +279,7 @@ impl HeapModel {
             all.churn.add_sum(&sums.churn);
             all.live.add_sum(&inuse);
             all.bytes_min = all.bytes_min.into_iter().chain(sums.bytes_min).min();
+            all.bytes_max = all.bytes_max.max(sums.bytes_max);
             nodes.push(NodeValues {
                 node: NodeId(index as u32),
                 values: values(sums, &inuse),
@@ -294,6 +297,7 @@ impl HeapModel {
             peak_at_ns: self.peak_at_ns,
             history: self.live_history(),
             counters: self.counters,
+            sizes: all.bytes_min.unwrap_or(1)..=all.bytes_max,
         }
     }
 
@@ -315,6 +319,7 @@ impl HeapModel {
         let sums = self.sums(node);
         sums.allocated.add(weight);
         sums.bytes_min = Some(sums.bytes_min.map_or(bytes, |min| min.min(bytes)));
+        sums.bytes_max = sums.bytes_max.max(bytes);
     }
 
     /// Adds a block to the live set.
@@ -434,9 +439,29 @@ pub struct HeapValues {
     pub history: LiveHistory,
     /// Counts of events, and of inconsistent ones.
     pub counters: Counters,
+    /// Sizes of the sampled allocations.
+    pub sizes: RangeInclusive<u64>,
 }
 
 impl HeapValues {
+    /// Widens the intervals of the totals by what was lost: sampled allocations, count and bytes of each class of sizes
+    /// (which differ by a factor of two at most), and frees of blocks of any size.
+    pub fn add_losses(&mut self, allocations: &[(u64, u64)], frees: u64) {
+        for (count, bytes) in allocations.iter().filter(|(count, _)| *count > 0) {
+            let (count, weight) = (*count as f64, self.rate.weight(bytes / count));
+            // Blocks of the mean size are fewer than those of sizes that differ so much (Kantorovich's inequality).
+            let objects = 9.0 / 8.0 * count * weight.object_fractions as f64 / OBJECT_FRACTIONS;
+            for (bytes, blocks) in [&mut self.inuse, &mut self.allocated] {
+                bytes.lose_samples(count * weight.bytes as f64, count * weight.bytes_variance);
+                blocks.lose_samples(objects, count * weight.objects_variance);
+            }
+        }
+        let (frees, smallest, largest) =
+            (frees as f64, self.rate.weight(*self.sizes.start()), self.rate.weight(*self.sizes.end()));
+        self.inuse.0.lose_frees(frees * largest.bytes as f64);
+        self.inuse.1.lose_frees(frees * smallest.object_fractions as f64 / OBJECT_FRACTIONS);
+    }
+
     /// The total of a kind.
     #[must_use]
     pub fn total(&self, kind: ValueKind) -> u64 {

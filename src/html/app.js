@@ -17,7 +17,7 @@ import { clip, percent } from "./numbers.js";
 import { showPanel } from "./panel.js";
 import { matchedCounts, nextMatch } from "./search.js";
 import { showSource } from "./source.js";
-import { VIEWS, addressOf, initialState, keyOfName, nameOfKey, stateOf } from "./state.js";
+import { VIEWS, addressOf, inOrder, initialState, keyOfName, nameOfKey, stateOf } from "./state.js";
 import { FunctionTable } from "./table.js";
 import { TimeView } from "./timeline.js";
 import { Tip, spoken } from "./tip.js";
@@ -82,7 +82,7 @@ export class App {
 
   /** @param {Partial<State>} change */
   update(change) {
-    this.state = { ...this.state, ...change };
+    this.state = inOrder({ ...this.state, ...change });
     const address = addressOf(this.state, this.initial);
     const url = address || location.pathname + location.search;
     // The browser's Back goes from view to view, not from letter to letter of a search.

@@ -1,6 +1,6 @@
 // What was in use over time, above the flame graph of a recording of allocations: stacked areas with an axis of bytes, the peak, and the
 // moment that is looked at. A click, or an arrow, chooses a moment; the rest of the page then shows what was in use at it. With Shift,
-// or by the key b, a moment becomes the base that the other is compared with.
+// or by the key b, a second moment is chosen; the earlier one of the two is the base of the comparison.
 
 import { areaAt, areaColour, areasOf, byteTicks, paintAreas } from "./areas.js";
 import { element, fill } from "./dom.js";

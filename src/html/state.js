@@ -95,6 +95,17 @@ function asText(value) {
 }
 
 /**
+ * A state whose comparison has the earlier moment as its base, whichever of the two was chosen first: what grew since has
+ * grown.
+ * @param {State} state
+ * @returns {State}
+ */
+export function inOrder(state) {
+  const { moment, baseMoment } = state;
+  return moment >= 0 && baseMoment > moment ? { ...state, moment: baseMoment, baseMoment: moment } : state;
+}
+
+/**
  * The state of an address. Invalid parts keep their initial values.
  * @param {string} address
  * @param {State} initial
@@ -135,7 +146,7 @@ export function stateOf(address, initial) {
   state.query = given.get("query") ?? initial.query;
   const path = given.get("path");
   if (path) state.path = path.split(",").map(unescaped);
-  return state;
+  return inOrder(state);
 }
 
 /** @param {string} text */

@@ -43,6 +43,7 @@ pub use values::{StackValues, ValueType};
 pub use views::by_name::{ByName, FIBER, NameNode};
 pub use views::call_tree::{CallTree, Direction};
 pub use views::functions::{FunctionRow, FunctionTable};
+pub use views::leak_sites::Caller;
 pub use views::leaks::Leak;
 
 /// Most functions per stack in a file, inlined ones included, for every format, so that a profile

@@ -163,8 +163,11 @@ pub struct AllocationLosses {
     /// Libraries whose calls of the allocator are not seen, and the peak memory of the largest process that loaded one, if
     /// that is known.
     pub unseen_libraries: (u64, Option<u64>),
-    /// Records of samples or frees that did not fit, of unknown kind.
-    pub records: u64,
+    /// Allocators of the processes whose calls the source does not see.
+    pub unseen: Vec<UnseenAllocator>,
+    /// Memory of no file that the main process had resident at most since the recording began, as far as it was seen,
+    /// bytes.
+    pub resident_bytes: Option<u64>,
     /// Why the source stopped before the recording ended, or what goes on after it.
     pub ended_early: Option<String>,
     /// The command runs on: the recording ended before it.
@@ -177,6 +180,15 @@ impl AllocationLosses {
     pub fn allocation_count(&self) -> u64 {
         self.allocations.iter().fold(0, |sum, (count, _)| sum.saturating_add(*count))
     }
+}
+
+/// Functions of an allocator whose calls a source does not see, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnseenAllocator {
+    /// The functions and their file: `malloc of the program itself`.
+    pub functions: String,
+    /// Why, or the next step.
+    pub next: String,
 }
 
 /// Stack bytes that a walk used.

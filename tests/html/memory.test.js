@@ -5,6 +5,7 @@ import { test } from "node:test";
 import { areaAt, areasOf, byteTicks } from "../../src/html/areas.js";
 import { decode } from "../../src/html/data.js";
 import { select } from "../../src/html/selection.js";
+import { inOrder, initialState } from "../../src/html/state.js";
 import { memory } from "./page.js";
 
 const MIB = 1 << 20;
@@ -31,10 +32,16 @@ test("a moment has what was in use at it, also of what is freed at the end", () 
   assert.equal(at(0).total, 0);
   assert.equal(at(5).root.length, 1);
   assert.equal(at(50, -1, { stacks: "incomplete" }).total, 0);
-  // Whichever of the two is later.
-  const [grown, shrunk] = [at(50, 20), at(20, 50)];
-  assert.deepEqual([grown.total, grown.baseTotal], [150 * MIB, 40 * MIB]);
-  assert.deepEqual([shrunk.total, shrunk.baseTotal], [40 * MIB, 150 * MIB]);
+  // Whichever of the two was chosen first, the earlier one is the base.
+  for (const [moment, baseMoment] of [[50, 20], [20, 50]]) {
+    const ordered = inOrder({ ...initialState(false, 1, true), moment, baseMoment });
+    const grown = at(ordered.moment, ordered.baseMoment);
+    assert.deepEqual([grown.total, grown.baseTotal], [150 * MIB, 40 * MIB]);
+  }
+  for (const [moment, baseMoment] of [[-1, 50], [50, -1], [7, 7]]) {
+    const ordered = inOrder({ ...initialState(false, 1, true), moment, baseMoment });
+    assert.deepEqual([ordered.moment, ordered.baseMoment], [moment, baseMoment]);
+  }
 });
 
 test("a profile without a history has no moments", () => {

@@ -66,8 +66,8 @@ fn events_of(pid: u32) -> usize {
     leads_to.filter(|path| path.as_os_str() == "anon_inode:[perf_event]").count()
 }
 
-/// malloc, calloc, realloc and memalign with their returns, and free.
-const PROBES: usize = 9;
+/// malloc, calloc, realloc, reallocarray, memalign, posix_memalign, valloc and pvalloc with their returns, and free.
+const PROBES: usize = 17;
 
 #[test]
 fn leaks_of_a_running_process_are_exact_with_probes() {

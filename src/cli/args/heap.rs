@@ -85,7 +85,8 @@ pub(super) struct HeapFlags {
     /// have all [default: inuse_space]
     #[arg(long = "type", value_name = "TYPE", help_heading = HEAP)]
     value_type: Option<String>,
-    /// Callers per row of the table of leaks, 1 to 64 [default: 1]
+    /// Callers per row of the table of leaks, 1 to 64 [default: as many as tell rows
+    /// apart, with their lines]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = HEAP)]
     callers: Option<OsString>,
     /// Functions to skip in the table of leaks, like operator new and xmalloc: their
@@ -221,11 +222,10 @@ fn request(flags: &HeapFlags, is_stub: bool) -> Result<Heap> {
         },
         callers: match &flags.callers {
             Some(text) => {
-                number("--callers", text, &format!("a whole number from 1 to {CALLERS_MAX}"), |callers| {
-                    (1..=CALLERS_MAX).contains(&callers)
-                })?
+                let expected = format!("a whole number from 1 to {CALLERS_MAX}");
+                Some(number("--callers", text, &expected, |callers| (1..=CALLERS_MAX).contains(&callers))?)
             }
-            None => 1,
+            None => None,
         },
         skip: Patterns::new("--skip", &flags.skip)?,
         older_than_ns: match &flags.older_than {
@@ -261,11 +261,11 @@ mod tests {
     #[test]
     fn all_options_are_parsed() {
         let plain = recording("heap -- prog -x").heap.expect("of allocations");
-        assert_eq!((plain.every_bytes, plain.moment, plain.callers), (512 << 10, Moment::End, 1));
+        assert_eq!((plain.every_bytes, plain.moment, plain.callers), (512 << 10, Moment::End, None));
         assert_eq!(plain.shown, ValueKind::InuseSpace);
         let line = "heap --every 64K --peak --type alloc_space --callers 3 --skip ^my_ -o a.pb.gz -q -- prog";
         let asked = recording(line).heap.expect("of allocations");
-        assert_eq!((asked.every_bytes, asked.moment, asked.callers), (64 << 10, Moment::Peak, 3));
+        assert_eq!((asked.every_bytes, asked.moment, asked.callers), (64 << 10, Moment::Peak, Some(3)));
         assert_eq!((asked.shown, asked.skip.texts()), (ValueKind::AllocSpace, vec!["^my_"]));
         assert_eq!(recording("-- prog").heap, None);
     }

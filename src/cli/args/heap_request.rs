@@ -15,8 +15,8 @@ pub struct Heap {
     pub moment: Moment,
     /// The value type for formats with a single one.
     pub shown: ValueKind,
-    /// Number of callers in the table of leaks.
-    pub callers: usize,
+    /// Number of callers in the table of leaks; `None`: as many as tell sites apart.
+    pub callers: Option<usize>,
     /// Functions skipped in the table of leaks.
     pub skip: Patterns,
     /// Minimum age of blocks that count as in use at the end, nanoseconds.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::heap::{HeapModel, SamplingRate};
+use crate::sources::pushed::UnseenAllocator;
 use crate::trie::NodeId;
 
 /// A megabyte in blocks of 1 KiB, half of it freed.
@@ -40,4 +41,30 @@ fn the_error_is_shown_only_for_sampled_values() {
     assert_eq!(error(&values(1, Moment::End).inuse.0, bytes), "");
     // 512 samples of about 64 KiB each: 1.96 / sqrt(512) is 8.6 %; the upper end is farther.
     assert_eq!(error(&values(64 << 10, Moment::End).inuse.0, bytes), " ±10.0%");
+}
+
+#[test]
+fn what_is_not_seen_is_named_with_its_share_of_the_memory() {
+    let unseen = |functions: &str| UnseenAllocator { functions: functions.into(), next: "why".into() };
+    let losses = AllocationLosses {
+        unseen: vec![unseen("malloc of prog")],
+        resident_bytes: Some(5 << 20),
+        ..AllocationLosses::default()
+    };
+    let expected = "malloc of prog (why); 5.0 MiB resident beside 2.0 MiB in use that are seen";
+    assert_eq!(not_seen(&losses, 2 << 20).as_deref(), Some(expected));
+    assert!(
+        not_seen(&losses, u64::MAX).is_some_and(|line| line.ends_with("at most 0 B of 5.0 MiB resident"))
+    );
+    let many = AllocationLosses { unseen: vec![unseen("a"); 7], ..AllocationLosses::default() };
+    assert_eq!(not_seen(&many, 0).as_deref(), Some("a (why); a (why); a (why); a (why); 3 others"));
+    assert_eq!(not_seen(&AllocationLosses::default(), 0), None);
+}
+
+#[test]
+fn python_gets_its_hint() {
+    let of = |paths: &[&str], is_shown| python_hint(paths.iter().copied(), is_shown).is_some();
+    assert!(of(&["/lib/libc.so.6", "/usr/bin/python3.11"], false));
+    assert!(of(&["/opt/lib/libpython3.12.so.1.0"], false));
+    assert!(!of(&["/usr/bin/python3.11"], true) && !of(&["/usr/bin/prog", "/lib/pythonless.so"], false));
 }

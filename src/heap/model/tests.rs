@@ -168,6 +168,63 @@ fn intervals_hold_for_few_samples_of_sites_and_for_totals() {
 }
 
 #[test]
+fn any_number_of_small_blocks_may_be_without_a_sample() {
+    const RUNS: u64 = 200;
+    const EVERY: u64 = 1024;
+    for small in [8, 16, 24, 48, 200] {
+        for expected_samples in [0.2, 0.6, 1.2, 1.8, 2.5, 2.9, 4.0, 7.0] {
+            for large in [0, 1, 30] {
+                let blocks = (expected_samples * EVERY as f64 / small as f64) as u64;
+                let truth = [blocks * small + large * 2 * EVERY, blocks + large];
+                let mut inside = [[0; 2]; 2];
+                for seed in 1..=RUNS {
+                    let mut program = Program::new(mix(seed * 4099 + small * 64 + large), EVERY);
+                    for bytes in [(blocks, small), (large, 2 * EVERY)] {
+                        (0..bytes.0).for_each(|_| _ = program.allocate(1, bytes.1));
+                    }
+                    let values = program.model.values(Moment::End);
+                    let nothing = Sum::default().estimates(values.rate, None);
+                    let row = values.nodes.first().map_or(nothing, |known| known.inuse);
+                    for (row, estimates) in [row, values.inuse].into_iter().enumerate() {
+                        for (at, estimate) in [estimates.0, estimates.1].into_iter().enumerate() {
+                            let (low, high) = estimate.interval();
+                            inside[row][at] += u64::from(low <= truth[at] as f64 && truth[at] as f64 <= high);
+                        }
+                    }
+                }
+                let holds = inside.iter().flatten().all(|inside| inside * 100 >= RUNS * 95);
+                let why = format!("{blocks} of {small} B, {large} of {} B, seeds 1 to {RUNS}", 2 * EVERY);
+                assert!(holds, "{why}: rows and totals, bytes and blocks: {inside:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lost_samples_and_frees_widen_the_interval() {
+    for (every, losses) in [(1, 1.0), (4096, 2.0)] {
+        let mut model = HeapModel::new(SamplingRate::new(every));
+        (0..1000).for_each(|block| model.allocate(1, block, 8192, block, Some(NodeId(1))));
+        let known = model.values(Moment::End);
+        let (value, weight) = (known.inuse.0.value, known.inuse.0.value / 1000.0);
+        let mut values = known.clone();
+        values.add_losses(&[(0, 0), (300, 300 * 8192)], 0);
+        let (low, high) = values.inuse.0.interval();
+        assert_eq!(low, known.inuse.0.interval().0, "{every}");
+        assert!(high >= value + 300.0 * weight && high < value + (300.0 + 50.0 * losses) * weight, "{high}");
+        assert!(values.inuse.1.interval().1 >= 1300.0 && values.allocated.1.interval().1 >= 1300.0);
+        let mut values = known.clone();
+        values.add_losses(&[], 400);
+        assert!(values.inuse.0.interval().0 <= value - 400.0 * weight);
+        assert_eq!(values.inuse.0.interval().1, known.inuse.0.interval().1);
+        assert_eq!(values.allocated, known.allocated);
+        values.add_losses(&[(u64::MAX, u64::MAX)], u64::MAX);
+        assert_eq!(values.inuse.0.interval().0, 0.0);
+        assert!(values.inuse.0.interval().1.is_finite());
+    }
+}
+
+#[test]
 fn the_reported_error_of_the_total_is_the_actual_one() {
     let within = (1..=200u64).filter(|seed| {
         let mut program = Program::new(seed * 77, 64 << 10);

@@ -22,7 +22,7 @@ impl SavedProfile {
         for change in history.changes() {
             names.entry(change.node).or_insert_with(|| {
                 let callers =
-                    self.callers_of_allocator(change.node, callers, &|name| skip(name) || own.contains(name));
+                    self.names_of_callers(change.node, callers, &|name| skip(name) || own.contains(name));
                 if callers.is_empty() { UNKNOWN.to_owned() } else { callers.join(" < ") }
             });
         }

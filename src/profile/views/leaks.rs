@@ -6,8 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::leak_sites::{self, Caller};
+use crate::escape::file_name;
 use crate::heap::Estimate;
-use crate::profile::saved::SavedProfile;
+use crate::profile::saved::{SavedProfile, UNKNOWN};
 use crate::trie::NodeId;
 
 /// Allocation wrappers, without their arguments.
@@ -247,25 +249,76 @@ pub struct Leak {
     /// Allocations.
     pub blocks: Estimate,
     /// The function that allocated, then its callers.
-    pub callers: Vec<String>,
+    pub callers: Vec<Caller>,
+}
+
+/// Files of the runtimes of C and C++, whose functions are passed over like wrappers: `name` or `name-VERSION`.
+const RUNTIMES: &[&str] = &[
+    "libc.so",
+    "libc-",
+    "libstdc++.so",
+    "libc++.so",
+    "libc++abi.so",
+    "libgcc_s.so",
+    "libpthread",
+    "libm.so",
+];
+
+/// Files of dynamic loaders.
+const LOADERS: &[&str] = &["ld-linux", "ld-musl", "ld.so", "ld64.so", "ld-2"];
+
+/// A frame of a stack, as the table of leaks sees it.
+struct SeenFrame {
+    caller: Caller,
+    is_runtime: bool,
+    is_loader: bool,
+}
+
+impl SeenFrame {
+    /// Whether a thread begins here.
+    fn is_start(&self) -> bool {
+        self.is_loader || self.caller.name == "_start"
+    }
 }
 
 impl SavedProfile {
-    /// Memory in use by this many callers of the allocator, the most bytes first. Functions for which `skip` is true
-    /// are skipped like [wrappers](is_wrapper).
+    /// Memory in use by this many callers of the allocator, the most bytes first; `None`: by as many as tell sites apart,
+    /// with their lines. Functions for which `skip` is true are skipped like [wrappers](is_wrapper). What runtimes allocate
+    /// when they are loaded is no leak.
     #[must_use]
-    pub fn leaks(&self, callers: usize, skip: &dyn Fn(&str) -> bool) -> Vec<Leak> {
+    pub fn leaks(&self, callers: Option<usize>, skip: &dyn Fn(&str) -> bool) -> Vec<Leak> {
         let Some(values) = self.values() else { return Vec::new() };
-        let mut by_callers: HashMap<Vec<String>, (Estimate, Estimate)> = HashMap::new();
         let own = self.own_wrappers(skip);
-        for (node, (bytes, blocks)) in values.inuse() {
-            let shown = self.callers_of_allocator(node, callers, &|name| skip(name) || own.contains(name));
-            let sum = by_callers.entry(shown).or_default();
-            sum.0.add(bytes);
-            sum.1.add(blocks);
+        let is_passed = |name: &str| is_wrapper(name) || skip(name) || own.contains(name);
+        let mut stacks = Vec::new();
+        for (node, estimates) in values.inuse() {
+            let mut frames = self.seen_from_leaf(node, callers.is_none());
+            if frames.last().is_some_and(|frame| frame.is_loader)
+                && frames.iter().all(|frame| frame.is_runtime || frame.is_loader)
+            {
+                continue;
+            }
+            if callers.is_none() {
+                // What calls `main` tells nothing.
+                let last = frames.iter().rposition(|frame| !frame.is_runtime && !frame.is_start());
+                frames.truncate(last.map_or(frames.len(), |last| last + 1));
+            }
+            stacks.push((callers_of_allocator(frames, is_passed, callers.unwrap_or(usize::MAX)), estimates));
         }
+        let sites = match callers {
+            None => leak_sites::divide(stacks),
+            Some(_) => {
+                let mut by_callers: HashMap<Vec<Caller>, (Estimate, Estimate)> = HashMap::new();
+                for (shown, (bytes, blocks)) in stacks {
+                    let sum = by_callers.entry(shown).or_default();
+                    sum.0.add(bytes);
+                    sum.1.add(blocks);
+                }
+                by_callers.into_iter().collect()
+            }
+        };
         let is_any = |leak: &Leak| leak.bytes.value > 0.0 || leak.blocks.value > 0.0;
-        let leaks = by_callers.into_iter().map(|(callers, (bytes, blocks))| Leak { bytes, blocks, callers });
+        let leaks = sites.into_iter().map(|(callers, (bytes, blocks))| Leak { bytes, blocks, callers });
         let mut leaks: Vec<Leak> = leaks.filter(is_any).collect();
         leaks.sort_by(|a, b| b.bytes.value.total_cmp(&a.bytes.value).then_with(|| a.callers.cmp(&b.callers)));
         leaks
@@ -312,19 +365,68 @@ impl SavedProfile {
         names
     }
 
-    /// This many callers of the allocator in a stack, the one that allocated first.
-    pub(super) fn callers_of_allocator(
+    /// Names of this many callers of the allocator in a stack, the one that allocated first.
+    pub(super) fn names_of_callers(
         &self,
         node: NodeId,
         callers: usize,
         skip: &dyn Fn(&str) -> bool,
     ) -> Vec<String> {
-        let mut names = self.names_from_leaf(node);
-        let passed = names.iter().take_while(|name| is_wrapper(name) || skip(name)).count();
-        // A stack of only wrappers is attributed to them.
-        let passed = if passed == names.len() { 0 } else { passed };
-        names.drain(..).skip(passed).take(callers).collect()
+        let frames = self.seen_from_leaf(node, false);
+        let callers = callers_of_allocator(frames, |name| is_wrapper(name) || skip(name), callers);
+        callers.into_iter().map(|caller| caller.name).collect()
     }
+
+    /// The functions of a stack, the innermost first, `with_lines` or with names only.
+    fn seen_from_leaf(&self, node: NodeId, with_lines: bool) -> Vec<SeenFrame> {
+        let mut frames = Vec::new();
+        self.path_of(node, &mut frames);
+        let mut seen = Vec::new();
+        for number in &frames {
+            let frame = self.frames().get(*number as usize);
+            let mapping = frame.and_then(|frame| self.mappings().get(frame.mapping? as usize));
+            let file = mapping.map_or("", |mapping| file_name(self.text(mapping.path)));
+            let is_of = |names: &[&str]| names.iter().any(|name| file.starts_with(name));
+            let (is_runtime, is_loader) = (is_of(RUNTIMES), is_of(LOADERS));
+            let lines = frame.map_or(&[][..], |frame| self.lines_of(frame));
+            if lines.is_empty() {
+                self.names_of(*number, false, &mut |name| {
+                    let caller = Caller { name: name.to_owned(), place: String::new() };
+                    seen.push(SeenFrame { caller, is_runtime, is_loader });
+                });
+            }
+            for line in lines {
+                let function = self.function(line.function);
+                let source = file_name(self.text(function.file));
+                let place = match line.line {
+                    _ if !with_lines || source.is_empty() => String::new(),
+                    0 => source.to_owned(),
+                    line => format!("{source}:{line}"),
+                };
+                let caller = Caller { name: self.name_of_line(line, false).into_owned(), place };
+                seen.push(SeenFrame { caller, is_runtime, is_loader });
+            }
+        }
+        seen.reverse();
+        seen
+    }
+}
+
+/// This many callers of the allocator, the one that allocated first. `is_passed`: by their names.
+fn callers_of_allocator(
+    frames: Vec<SeenFrame>,
+    is_passed: impl Fn(&str) -> bool,
+    callers: usize,
+) -> Vec<Caller> {
+    let passed = frames.iter().take_while(|frame| frame.is_runtime || is_passed(&frame.caller.name)).count();
+    // A stack of only wrappers is attributed to them, and one that ends in a runtime to its function.
+    let is_lost = frames.get(passed).is_none_or(|frame| frame.caller.name == UNKNOWN);
+    let passed = match is_lost {
+        true => frames.iter().take_while(|frame| is_passed(&frame.caller.name)).count(),
+        false => passed,
+    };
+    let passed = if passed == frames.len() { 0 } else { passed };
+    frames.into_iter().skip(passed).take(callers).map(|frame| frame.caller).collect()
 }
 
 #[cfg(test)]
@@ -358,8 +460,9 @@ mod tests {
     }
 
     fn rows(stacks: &[&str], skip: &dyn Fn(&str) -> bool) -> Vec<String> {
-        let leaks = profile(stacks).leaks(1, skip);
-        let mut rows: Vec<String> = leaks.into_iter().map(|leak| leak.callers.concat()).collect();
+        let leaks = profile(stacks).leaks(Some(1), skip);
+        let names = |leak: Leak| leak.callers.into_iter().map(|caller| caller.name).collect();
+        let mut rows: Vec<String> = leaks.into_iter().map(names).collect();
         rows.sort();
         rows
     }
@@ -383,6 +486,59 @@ mod tests {
         assert_eq!(rows(&stacks, &skip), ["grow", "jv_string", "load", "main", "read", "read_config"]);
         // A stack of only wrappers.
         assert_eq!(rows(&["node_alloc malloc"], &|_| false), ["malloc"]);
+    }
+
+    #[test]
+    fn sites_have_as_many_callers_as_tell_them_apart() {
+        let sites = |stacks: &[&str]| {
+            let row = |leak: Leak| {
+                let names: Vec<String> = leak.callers.into_iter().map(|caller| caller.name).collect();
+                format!("{} {}", leak.bytes.value, names.join(" < "))
+            };
+            profile(stacks).leaks(None, &|_| false).into_iter().map(row).collect::<Vec<String>>()
+        };
+        let stacks = [
+            "main load parse node malloc",
+            "main load parse node malloc",
+            "main more parse node malloc",
+            "main cache malloc",
+            "main work work work tree malloc",
+            "main work tree malloc",
+            "start lone malloc",
+        ];
+        let expected = [
+            "2 node < parse < load",
+            "2 tree < work",
+            "1 cache < main",
+            "1 lone < start",
+            "1 node < parse < more",
+        ];
+        assert_eq!(sites(&stacks), expected);
+        // A second caller that has next to nothing makes no row of its own.
+        let mut many = vec!["main a shared malloc"; 30];
+        many.push("main b shared malloc");
+        assert_eq!(sites(&many), ["31 shared"]);
+        assert_eq!(sites(&[]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn runtimes_are_passed_over_and_what_they_allocate_when_loaded_is_no_leak() {
+        let frame = |name: &str, is_runtime, is_loader| SeenFrame {
+            caller: Caller { name: name.into(), place: String::new() },
+            is_runtime,
+            is_loader,
+        };
+        let names = |frames: Vec<SeenFrame>| -> Vec<String> {
+            let callers = callers_of_allocator(frames, is_wrapper, 2);
+            callers.into_iter().map(|caller| caller.name).collect()
+        };
+        let stream =
+            vec![frame("malloc", true, false), frame("fopen", true, false), frame("open_log", false, false)];
+        assert_eq!(names(stream), ["open_log"]);
+        let lost =
+            vec![frame("malloc", true, false), frame("fopen", true, false), frame(UNKNOWN, false, false)];
+        assert_eq!(names(lost), ["fopen", UNKNOWN]);
+        assert_eq!(names(vec![frame("malloc", true, false)]), ["malloc"]);
     }
 
     #[test]

@@ -4,5 +4,6 @@ pub mod by_name;
 pub mod call_tree;
 pub mod functions;
 pub mod inuse_areas;
+pub mod leak_sites;
 pub mod leaks;
 pub mod threads;

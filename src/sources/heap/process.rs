@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::binary::Mapping;
+use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{ExitStatus, Observed};
 
 /// Size limit of an image list, bytes: a process can write anything there.
@@ -55,6 +56,16 @@ pub(in crate::sources) trait HeapProcess: Observed {
 
     /// Why this process itself runs a program without the shim, if that was found.
     fn why_without_shim(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Allocators of this process that calls do not leave for the shim, read at its end.
+    fn unseen_allocators(&mut self) -> Vec<UnseenAllocator> {
+        Vec::new()
+    }
+
+    /// Memory of no file that was resident at most when processes without the shim were looked for, bytes.
+    fn resident_bytes(&self) -> Option<u64> {
         None
     }
 

@@ -16,7 +16,9 @@ use super::ring_losses::RingLosses;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::sources::pushed::{AllocationLosses, PushedSource, SourceEvent, StackUse, TimedEvent};
+use crate::sources::pushed::{
+    AllocationLosses, PushedSource, SourceEvent, StackUse, TimedEvent, UnseenAllocator,
+};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Looking for processes without the shim takes at most one part in this many of the time.
@@ -48,6 +50,8 @@ pub(in crate::sources) struct HeapSource<P> {
     has_more: bool,
     stage: Stage,
     exit: Option<CommandExit>,
+    /// Allocators of the command that the shim does not see.
+    unseen: Vec<UnseenAllocator>,
     /// Of exited processes.
     lost: RingLosses,
     captures: BoxPool<Capture>,
@@ -100,6 +104,7 @@ impl<P: HeapProcess> HeapSource<P> {
             has_more: false,
             stage: Stage::Recording,
             exit: None,
+            unseen: Vec::new(),
             lost: RingLosses::default(),
             captures: BoxPool::new(),
             records: Vec::new(),
@@ -289,6 +294,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             return Ok(Some(self.watermark_ns));
         }
         self.stage = Stage::Finished { ended_early: self.why_ended_early() };
+        self.unseen = self.main_mut().unseen_allocators();
         if let Some(exit) = &self.exit {
             let (at_ns, process, thread) = (self.clock.now_ns(), self.main, ThreadId(0));
             into.push(TimedEvent { at_ns, process, thread, event: SourceEvent::Exited(exit.status) });
@@ -347,6 +353,8 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             refused: self.directory.refused(),
             without_shim: self.main().process().without_shim(),
             unseen_libraries: self.directory.unseen_libraries(),
+            unseen: self.unseen.clone(),
+            resident_bytes: self.main().process().resident_bytes(),
             ended_early,
             still_runs: self.exit.is_none(),
             ..AllocationLosses::default()

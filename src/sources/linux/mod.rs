@@ -318,6 +318,12 @@ pub fn own_memory() -> (Option<u64>, Option<u64>) {
     (status_bytes(&status, "RssAnon"), status_bytes(&status, "RssFile"))
 }
 
+/// Resident memory of a process that is of no file (proc_pid_status(5)).
+fn resident_bytes(pid: libc::pid_t) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status_bytes(&status, "RssAnon")
+}
+
 fn status_bytes(status: &str, key: &str) -> Option<u64> {
     let kib = proc::status_value(status, key)?.split_whitespace().next()?.parse::<u64>().ok()?;
     Some(kib * 1024)

@@ -52,3 +52,13 @@ pub(super) fn list(pid: pid_t) -> io::Result<Vec<pid_t>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
+
+/// Time that the threads of a process, of many the first ones, have waited for a CPU, nanoseconds.
+pub(super) fn delayed_ns(pid: pid_t) -> u64 {
+    const THREADS_MAX: usize = 1000;
+    let delay = |tid: pid_t| {
+        let text = std::fs::read(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
+        Some(proc::schedstat(&text)?.delay_ns)
+    };
+    list(pid).unwrap_or_default().into_iter().take(THREADS_MAX).filter_map(delay).sum()
+}

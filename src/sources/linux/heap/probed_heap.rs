@@ -16,9 +16,10 @@ use crate::clock::{Clock, RealClock};
 use crate::error::Result;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost};
-use crate::sources::linux::{describe, refusal, sys};
+use crate::sources::linux::{describe, refusal, resident_bytes, sys, threads};
 use crate::sources::pushed::{
     AllocationLosses, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse, TimedEvent,
+    UnseenAllocator,
 };
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
@@ -27,6 +28,8 @@ const BATCH_NS: u64 = 20_000_000;
 /// Interval between checks of the probes' cost, nanoseconds; the first check is earlier.
 const JUDGED_NS: u64 = 1_000_000_000;
 const FIRST_JUDGED_NS: u64 = 200_000_000;
+/// Allocators named in the reason of the source.
+const ALLOCATORS_SHOWN: usize = 3;
 /// Captures kept for reuse.
 const SPARE_MAX: usize = 64;
 
@@ -35,7 +38,7 @@ const SPARE_MAX: usize = 64;
 pub struct ProbeOptions {
     /// Bytes per sample on average; 1 records each allocation.
     pub every_bytes: u64,
-    /// Limit of the slowdown, percent of the elapsed time, or of the process's CPU time if that is more.
+    /// Limit of the slowdown, percent of the process's CPU time.
     pub max_slowdown_percent: f64,
 }
 
@@ -53,6 +56,11 @@ pub(crate) struct ProbedHeap {
     last_ns: u64,
     ended: bool,
     finished: bool,
+    /// Resident memory at the start, and the most that there was more later.
+    resident_bytes: u64,
+    resident_more_bytes: u64,
+    /// Allocators that the probes do not see, found at the end.
+    unseen: Vec<UnseenAllocator>,
     /// Why the probes were removed early.
     ended_early: Option<String>,
     #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
@@ -63,23 +71,31 @@ pub(crate) struct ProbedHeap {
 /// process has used.
 const SLOWDOWN_MAX_PERCENT: f64 = 10_000.0;
 
-/// Cost of the probes and CPU time of the process at the last check.
+/// A program whose probes take less than this part of the time that it does not wait for a CPU mostly sleeps: it is not
+/// held up, percent.
+const NEGLIGIBLE_PERCENT: f64 = 1.0;
+
+/// Cost of the probes and times of the process at the last check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Judgement {
     at_ns: u64,
     held_ns: u64,
     cpu_ns: u64,
+    /// Time that its threads waited for a CPU.
+    delayed_ns: u64,
 }
 
 impl Judgement {
-    /// Slowdown between this check and a later one, percent of the time without the probes: elapsed time, or CPU time
-    /// of several threads if that is more. Both include the cost of the probes.
+    /// Slowdown between this check and a later one, percent of the CPU time without the probes, which includes their
+    /// cost. While it waits for a CPU, a program does not run any slower.
     fn slowdown_percent(&self, later: &Judgement) -> f64 {
-        let held_ns = later.held_ns.saturating_sub(self.held_ns);
-        let cpu_ns = later.cpu_ns.saturating_sub(self.cpu_ns);
-        let own_ns = later.at_ns.saturating_sub(self.at_ns).max(cpu_ns).saturating_sub(held_ns);
-        let percent = 100.0 * held_ns as f64 / own_ns.max(1) as f64;
-        percent.min(SLOWDOWN_MAX_PERCENT)
+        let held_ns = later.held_ns.saturating_sub(self.held_ns) as f64;
+        let cpu_ns = later.cpu_ns.saturating_sub(self.cpu_ns) as f64;
+        let delayed_ns = later.delayed_ns.saturating_sub(self.delayed_ns);
+        let free_ns = later.at_ns.saturating_sub(self.at_ns).saturating_sub(delayed_ns) as f64;
+        let of = |own_ns: f64| (100.0 * held_ns / (own_ns - held_ns).max(1.0)).min(SLOWDOWN_MAX_PERCENT);
+        let asleep = of(free_ns);
+        if asleep < NEGLIGIBLE_PERCENT { asleep } else { of(cpu_ns) }
     }
 }
 
@@ -102,7 +118,7 @@ impl ProbedHeap {
             backend: "probes",
             backend_why: format!(
                 "uprobes in {}; a call of malloc takes up to {:.1} us longer, one of free {:.1} us",
-                probes.allocator(),
+                probes.allocators().take(ALLOCATORS_SHOWN).collect::<Vec<_>>().join(", "),
                 (entry_ns + return_ns) as f64 / 1000.0,
                 entry_ns as f64 / 1000.0
             ),
@@ -117,7 +133,15 @@ impl ProbedHeap {
         Ok(ProbedHeap {
             pid: number,
             process,
-            judgement: Judgement { at_ns: began_ns, held_ns: probes.held_ns(), cpu_ns },
+            judgement: Judgement {
+                at_ns: began_ns,
+                held_ns: probes.held_ns(),
+                cpu_ns,
+                delayed_ns: threads::delayed_ns(number),
+            },
+            resident_bytes: resident_bytes(number).unwrap_or(0),
+            resident_more_bytes: 0,
+            unseen: Vec::new(),
             probes,
             options,
             origin_ns: perf::monotonic_ns().saturating_sub(began_ns),
@@ -131,6 +155,12 @@ impl ProbedHeap {
         })
     }
 
+    /// Notes how much memory the process has more than at the start.
+    fn note_resident(&mut self) {
+        let more = resident_bytes(self.pid).unwrap_or(0).saturating_sub(self.resident_bytes);
+        self.resident_more_bytes = self.resident_more_bytes.max(more);
+    }
+
     /// Removes the probes if they cost too much.
     ///
     /// # Errors
@@ -142,7 +172,9 @@ impl ProbedHeap {
             return Ok(());
         }
         let cpu_ns = perf::process_cpu_ns(self.pid).unwrap_or(self.judgement.cpu_ns);
-        let judgement = Judgement { at_ns: now_ns, held_ns: self.probes.held_ns(), cpu_ns };
+        let delayed_ns = threads::delayed_ns(self.pid).max(self.judgement.delayed_ns);
+        let judgement = Judgement { at_ns: now_ns, held_ns: self.probes.held_ns(), cpu_ns, delayed_ns };
+        self.note_resident();
         let percent = self.judgement.slowdown_percent(&judgement);
         if percent > self.options.max_slowdown_percent {
             self.probes.remove();
@@ -176,6 +208,9 @@ impl ProbedHeap {
                 HeapSample::Freed { at_ns, block } => {
                     let free = SampledFree { block, may_be_inherited: false };
                     (ThreadId(process.into()), at_ns, SourceEvent::Free(free))
+                }
+                HeapSample::Restored { at_ns, block } => {
+                    (ThreadId(process.into()), at_ns, SourceEvent::Restore { block })
                 }
             };
             // Records of one block are in order: the sampler sorts by time.
@@ -261,6 +296,7 @@ impl PushedSource for ProbedHeap {
         let is_gone = sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH));
         self.drain(into);
         if is_gone {
+            self.unseen = self.probes.unseen();
             let thread = ThreadId(self.pid.unsigned_abs().into());
             let event = SourceEvent::Exited(ExitStatus::Unknown);
             into.push(TimedEvent {
@@ -277,6 +313,8 @@ impl PushedSource for ProbedHeap {
     fn set_time(&mut self, _at_ns: u64) {}
 
     fn end(&mut self) {
+        self.note_resident();
+        self.unseen = self.probes.unseen();
         self.probes.remove();
         self.ended = true;
     }
@@ -293,7 +331,10 @@ impl PushedSource for ProbedHeap {
 
     fn allocation_losses(&self) -> AllocationLosses {
         AllocationLosses {
-            records: self.probes.lost(),
+            allocations: self.probes.lost_allocations(),
+            frees: self.probes.lost_frees(),
+            unseen: self.unseen.clone(),
+            resident_bytes: Some(self.resident_more_bytes),
             ended_early: self.ended_early.clone(),
             ..AllocationLosses::default()
         }
@@ -321,19 +362,23 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_of_probes_is_not_the_programs_own_time() {
-        let before = Judgement { at_ns: 50, held_ns: 100, cpu_ns: 1000 };
-        for (at_ns, held_ns, cpu_ns, expected, why) in [
-            (1150, 200, 2100, 10.0, "one thread, all of the time"),
-            (650, 200, 2100, 10.0, "two threads"),
-            (1150, 200, 1101, 10.0, "it sleeps: nearly all of its CPU time is the cost of the probes"),
-            (1150, 100, 1000, 0.0, "it did nothing"),
-            (150, 150, 1100, 100.0, "half of its time"),
-            (1050, 9000, 2000, 10_000.0, "the cost of probes is estimated too high"),
-            (50, 100, 1000, 0.0, "no time has passed"),
+    fn the_cost_of_probes_is_measured_by_the_cpu_time_of_the_program() {
+        let before = Judgement { at_ns: 50, held_ns: 100, cpu_ns: 1000, delayed_ns: 7 };
+        for (at_ns, held_ns, cpu_ns, delayed_ns, expected, why) in [
+            (1150, 200, 2100, 7, 10.0, "one thread, all of the time"),
+            (650, 200, 2100, 7, 10.0, "two threads"),
+            (7050, 200, 2100, 5907, 10.0, "it waits for a CPU most of the time"),
+            (7050, 200, 1200, 6807, 100.0, "a busy machine, and half of its time is that of the probes"),
+            (2050, 200, 1200, 7, 100.0, "it sleeps, but not enough"),
+            (100_050, 200, 1101, 7, 0.1001, "it sleeps nearly always"),
+            (1150, 100, 1000, 7, 0.0, "it did nothing"),
+            (150, 150, 1100, 7, 100.0, "half of its time"),
+            (1050, 9000, 2000, 7, 10_000.0, "the cost of probes is estimated too high"),
+            (50, 100, 1000, 7, 0.0, "no time has passed"),
         ] {
-            let percent = before.slowdown_percent(&Judgement { at_ns, held_ns, cpu_ns });
-            assert!((percent - expected).abs() < 1e-9, "{why}: {percent}");
+            let later = Judgement { at_ns, held_ns, cpu_ns, delayed_ns };
+            let percent = before.slowdown_percent(&later);
+            assert!((percent - expected).abs() < 1e-3, "{why}: {percent}");
         }
     }
 }

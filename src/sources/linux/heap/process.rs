@@ -7,13 +7,15 @@ use std::sync::Arc;
 
 use libc::pid_t;
 
+use super::own_allocator::unseen_allocators;
 use super::without_shim::ProcessesWithoutShim;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::sources::heap::process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::Maps;
-use crate::sources::linux::{launch, perf, sys, threads};
+use crate::sources::linux::{launch, perf, resident_bytes, sys, threads};
+use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Interval between checks whether a process still runs the program of its ring, nanoseconds.
@@ -30,6 +32,7 @@ pub(in crate::sources) struct LinuxProcess {
     /// When it last ran the program of its ring.
     program_checked_ns: u64,
     without_shim: ProcessesWithoutShim,
+    resident_bytes: Option<u64>,
 }
 
 impl LinuxProcess {
@@ -43,6 +46,7 @@ impl LinuxProcess {
             ring: None,
             program_checked_ns: 0,
             without_shim: ProcessesWithoutShim::default(),
+            resident_bytes: None,
         }
     }
 
@@ -121,6 +125,20 @@ impl HeapProcess for LinuxProcess {
 
     fn scan_without_shim(&mut self, shim: &Path) {
         self.without_shim.scan(self.pid, shim);
+        self.resident_bytes = self.resident_bytes.max(resident_bytes(self.pid));
+    }
+
+    fn unseen_allocators(&mut self) -> Vec<UnseenAllocator> {
+        let mut list = Vec::new();
+        if self.mappings(&mut list).is_err() {
+            return Vec::new();
+        }
+        let LinuxProcess { pid, maps, files, .. } = self;
+        unseen_allocators(&list, |mapping| maps.last_bytes(*pid, mapping, files, None))
+    }
+
+    fn resident_bytes(&self) -> Option<u64> {
+        self.resident_bytes
     }
 
     fn without_shim(&self) -> Vec<(&'static str, u64)> {

@@ -8,17 +8,10 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::own_allocator::{NEXT, OwnAllocator};
 use crate::binary::files::map_regular;
 use crate::sources::linux::{refusal, sys};
 use crate::sources::pushed::AllocationLosses;
-
-/// Functions of statically linked allocators, delimited by the zeros of a string table.
-const ALLOCATORS: [(&[u8], &str); 4] = [
-    (b"\0je_malloc\0", "jemalloc"),
-    (b"\0mi_malloc\0", "mimalloc"),
-    (b"\0tc_malloc\0", "tcmalloc"),
-    (b"\0rallocx\0", "jemalloc"),
-];
 
 /// Why no allocations of a program were recorded.
 #[must_use]
@@ -71,12 +64,11 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     if losses.malformed_rings > 0 {
         return "what it reported was overwritten, by the program itself or another one".to_owned();
     }
-    if let Some(allocator) = found.as_deref().and_then(own_allocator) {
-        return format!(
-            "`{shown}` has an allocator of its own ({allocator}), whose calls do not reach the heap shim; record it \
-             with the allocator's own profiler, a build without it, or while it runs, which works if it defines malloc: \
-             sudo stackprof heap --pid N"
-        );
+    if let Some(own) = found.as_deref().and_then(OwnAllocator::of_path) {
+        return format!("`{shown}` has {} ({}): {NEXT}", own.what, own.malloc);
+    }
+    if let Some(unseen) = losses.unseen.first() {
+        return format!("{}: {}", unseen.functions, unseen.next);
     }
     match every_bytes {
         1 => "it allocated nothing by malloc".to_owned(),
@@ -111,7 +103,7 @@ impl LoadMethod {
     }
 
     /// Decides by the first bytes of a program; a script is loaded by its interpreter.
-    fn of_head(head: &[u8]) -> LoadMethod {
+    pub(super) fn of_head(head: &[u8]) -> LoadMethod {
         const PT_INTERP: u32 = 3;
         if !head.starts_with(b"\x7fELF") {
             return LoadMethod::Dynamic;
@@ -131,13 +123,6 @@ impl LoadMethod {
         };
         if has_interpreter() == Some(true) { LoadMethod::Dynamic } else { LoadMethod::Static }
     }
-}
-
-/// The statically linked allocator of a program, recognized by the names in its file.
-fn own_allocator(path: &Path) -> Option<&'static str> {
-    let program = map_regular(path).ok()?;
-    let has = |name: &[u8]| memchr::memmem::find(program.bytes(), name).is_some();
-    ALLOCATORS.iter().find(|(name, _)| has(name)).map(|(_, allocator)| *allocator)
 }
 
 /// Whether the symbols of a program may include `malloc`, where probes are set: names of a string table share ends.

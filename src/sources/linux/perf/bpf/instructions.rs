@@ -99,6 +99,8 @@ pub(in crate::sources::linux::perf) mod machine {
         pub(in crate::sources::linux::perf) time_ns: u64,
         /// Maps: number, and value of each key.
         pub(in crate::sources::linux::perf) maps: Vec<(i32, Vec<(u32, u64)>)>,
+        /// Maps from numbers to values of this size, changed by programs.
+        pub(in crate::sources::linux::perf) wide: Vec<(i32, usize, HashMap<u32, Vec<u8>>)>,
         /// Maps from addresses to numbers, changed by programs.
         pub(in crate::sources::linux::perf) addresses: Vec<(i32, HashMap<u64, u64>)>,
         /// The next random number.
@@ -128,6 +130,7 @@ pub(in crate::sources::linux::perf) mod machine {
                 namespace,
                 time_ns: 1_000_000,
                 maps: Vec::new(),
+                wide: Vec::new(),
                 addresses: Vec::new(),
                 random: 1,
                 lists: Vec::new(),
@@ -247,6 +250,27 @@ pub(in crate::sources::linux::perf) mod machine {
                     MAP_UPDATE => map.insert(key, value).map_or(0, |_| 0),
                     MAP_DELETE => map.remove(&key).map_or_else(missing, |_| 0),
                     _ => panic!("no program looks into it"),
+                };
+            }
+            if let MAP_LOOKUP | MAP_UPDATE | MAP_DELETE = helper
+                && let Some(index) = self.wide.iter().position(|(map, ..)| *map as u64 == first)
+            {
+                let key = self.read(second, 4) as u32;
+                let value = (helper == MAP_UPDATE).then(|| {
+                    let bytes = self.wide[index].1;
+                    self.at(third, bytes).to_vec()
+                });
+                let map = &mut self.wide[index].2;
+                return match (helper, value) {
+                    (MAP_UPDATE, Some(value)) => map.insert(key, value).map_or(0, |_| 0),
+                    (MAP_DELETE, _) => map.remove(&key).map_or((-2i64) as u64, |_| 0),
+                    _ => match map.get(&key) {
+                        Some(value) => {
+                            self.value.clone_from(value);
+                            VALUE
+                        }
+                        None => 0,
+                    },
                 };
             }
             match helper {

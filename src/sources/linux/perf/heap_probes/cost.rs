@@ -7,10 +7,10 @@
 #![allow(unsafe_code)]
 
 use super::super::clocks::thread_cpu_ns;
+use super::functions;
 use super::probe::{Probe, mapped_file};
-use super::programs::{self, Shared};
+use super::programs::{self, ReturnKind, Shared};
 use crate::binary::Mapping;
-use crate::sources::allocator::AllocatorRole;
 use crate::sources::linux::images::Maps;
 use std::hint::black_box;
 use std::io;
@@ -61,10 +61,11 @@ fn measure(shared: Shared) -> io::Result<ProbeCost> {
     let (file, offset) = (mapped_file(pid, own), at - own.avma.start.0 + own.file_offset);
     let each = |ns: u64| ns / u64::from(CALLS);
     let bare_ns = time_calls();
-    let entry = programs::at_entry(AllocatorRole::Allocate { bytes: 0 }, shared);
+    let entry = programs::at_entry(0, &functions::FUNCTIONS[0].1, shared);
     let at_entry = Probe::set(pid, &file, offset, false, &entry)?;
     let entered_ns = time_calls();
-    let at_return = Probe::set(pid, &file, offset, true, &programs::at_return(shared))?;
+    let at_return =
+        Probe::set(pid, &file, offset, true, &programs::at_return(ReturnKind::Trampoline, shared))?;
     let returned_ns = time_calls();
     drop((at_entry, at_return));
     Ok(ProbeCost {

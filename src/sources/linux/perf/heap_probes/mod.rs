@@ -8,7 +8,9 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `allocator` | the functions to probe |
+//! | `allocator` | the allocators of a process |
+//! | `functions` | names of allocator functions, and what they do |
+//! | `returns` | the instructions by which a function returns |
 //! | `programs` | the BPF programs at the probes |
 //! | `probe` | setting a probe |
 //! | `cost` | cost of a probe |
@@ -16,8 +18,10 @@
 
 mod allocator;
 mod cost;
+mod functions;
 mod probe;
 mod programs;
+mod returns;
 mod thread_registers;
 
 use std::io;
@@ -29,16 +33,16 @@ use libc::pid_t;
 use super::bpf::bpf_sys::{self, Array, CpuArray, ProgramRing};
 use super::bpf::sample_filter::pid_namespace;
 use super::events::cpus::possible_cpu_count;
-use crate::arch::Registers;
 use crate::binary::Mapping;
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::sources::allocator::AllocatorRole;
 use crate::sources::linux::images::Maps;
+use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{Capture, ThreadId};
-use allocator::Allocator;
+pub(in crate::sources::linux) use allocator::is_c_library;
+use allocator::{Allocator, Returns};
 pub(in crate::sources::linux) use cost::ProbeCost;
 use probe::Probe;
-use programs::Shared;
+use programs::{ReturnKind, Shared};
 
 /// Size of the ring: some hundreds of sampled calls.
 const RING_BYTES: usize = 8 << 20;
@@ -68,6 +72,13 @@ pub(in crate::sources::linux) enum HeapSample {
         /// Address of the block.
         block: u64,
     },
+    /// The last free of this block did not happen: `realloc` failed.
+    Restored {
+        /// Time (monotonic clock), nanoseconds.
+        at_ns: u64,
+        /// Address of the block.
+        block: u64,
+    },
 }
 
 /// A sampled call in progress.
@@ -80,9 +91,10 @@ struct Call {
 
 /// The probes in a process, and their records.
 pub(in crate::sources::linux) struct HeapProbes {
+    pid: pid_t,
     /// Dropped before the data of their programs.
     probes: Vec<Probe>,
-    allocator: Allocator,
+    allocators: Vec<Allocator>,
     states: CpuArray,
     ring: ProgramRing,
     _maps: [OwnedFd; 2],
@@ -101,8 +113,8 @@ impl HeapProbes {
         let failed =
             |why: String| Error::new(ErrorKind::Attach, format!("cannot follow the heap of {pid}: {why}"));
         let pid = pid_t::try_from(pid).map_err(|_| failed("it is no process".to_owned()))?;
-        let allocator = find_allocator(pid).map_err(failed)?;
-        HeapProbes::set(pid, allocator, every_bytes).map_err(|error| {
+        let allocators = find_allocators(pid).map_err(failed)?;
+        HeapProbes::set(pid, allocators, every_bytes).map_err(|error| {
             let next = match error.raw_os_error() {
                 Some(libc::EACCES | libc::EPERM) => "; probes need root (CAP_BPF and CAP_PERFMON)",
                 _ => "; does this kernel have uprobes (CONFIG_UPROBE_EVENTS) and BPF?",
@@ -111,16 +123,17 @@ impl HeapProbes {
         })
     }
 
-    fn set(pid: pid_t, allocator: Allocator, every_bytes: u64) -> io::Result<HeapProbes> {
+    fn set(pid: pid_t, allocators: Vec<Allocator>, every_bytes: u64) -> io::Result<HeapProbes> {
         let cpus = possible_cpu_count()?;
         let intervals_list = programs::intervals(every_bytes);
         let intervals = Array::create(8 * programs::INTERVALS, false)?;
         intervals.put(&intervals_list.iter().copied().flat_map(u64::to_ne_bytes).collect::<Vec<u8>>())?;
         let states = CpuArray::create(programs::STATE_BYTES, cpus)?;
         // Nothing is sampled until all probes are set, one after another.
-        states.put(&[0, i64::MAX.cast_unsigned(), 0, 0].map(u64::to_ne_bytes).concat().repeat(cpus))?;
+        states.put(&programs::first_state(i64::MAX.cast_unsigned()).repeat(cpus))?;
         let ring = ProgramRing::create(RING_BYTES, programs::CALL_BYTES)?;
-        let maps = [bpf_sys::create_map(CALLS_MAX)?, bpf_sys::create_address_map(BLOCKS_MAX)?];
+        let call_bytes = 8 * programs::CALL_WORDS;
+        let maps = [bpf_sys::create_map_of(call_bytes, CALLS_MAX)?, bpf_sys::create_address_map(BLOCKS_MAX)?];
         let shared = Shared {
             states: states.descriptor().as_raw_fd(),
             intervals: intervals.descriptor().as_raw_fd(),
@@ -131,8 +144,9 @@ impl HeapProbes {
         };
         let cost = ProbeCost::measure(shared)?;
         let mut opened = HeapProbes {
+            pid,
             probes: Vec::new(),
-            allocator,
+            allocators,
             states,
             ring,
             _maps: maps,
@@ -141,23 +155,53 @@ impl HeapProbes {
             spare: Vec::new(),
             cost,
         };
-        let file = probe::mapped_file(pid, &opened.allocator.mapping);
-        for function in &opened.allocator.functions {
-            let entry = programs::at_entry(function.role, shared);
-            if !matches!(function.role, AllocatorRole::Free { .. }) {
-                let at_return = programs::at_return(shared);
-                opened.probes.push(Probe::set(pid, &file, function.file_offset, true, &at_return)?);
+        let mut number = 0;
+        for allocator in &opened.allocators {
+            let file = probe::mapped_file(pid, &allocator.mapping);
+            let probes = &mut opened.probes;
+            for function in &allocator.functions {
+                let at_return = |kind| programs::at_return(kind, shared);
+                match &function.returns {
+                    Returns::Nowhere => {}
+                    Returns::Trampoline => {
+                        let program = at_return(ReturnKind::Trampoline);
+                        probes.push(Probe::set(pid, &file, function.file_offset, true, &program)?);
+                    }
+                    Returns::Instructions(offsets) => {
+                        let program = at_return(ReturnKind::Instruction);
+                        for offset in offsets {
+                            probes.push(Probe::set(pid, &file, *offset, false, &program)?);
+                        }
+                    }
+                }
+                number += 1;
+                let entry = programs::at_entry(number, &function.function, shared);
+                probes.push(Probe::set(pid, &file, function.file_offset, false, &entry)?);
             }
-            opened.probes.push(Probe::set(pid, &file, function.file_offset, false, &entry)?);
         }
         opened.states.put(&first_states(&intervals_list, cpus))?;
         Ok(opened)
     }
 
-    /// Path of the allocator's file, as seen by the process.
-    #[must_use]
-    pub(in crate::sources::linux) fn allocator(&self) -> &str {
-        &self.allocator.mapping.path
+    /// Paths of the allocators' files, as seen by the process.
+    pub(in crate::sources::linux) fn allocators(&self) -> impl Iterator<Item = &str> {
+        self.allocators.iter().map(|allocator| allocator.mapping.path.as_str())
+    }
+
+    /// What is not seen: functions that cannot be followed, and allocators in files that the process has mapped since.
+    pub(in crate::sources::linux) fn unseen(&self) -> Vec<UnseenAllocator> {
+        let mut unseen: Vec<UnseenAllocator> = self.allocators.iter().filter_map(Allocator::unseen).collect();
+        let is_known = |path: &str| self.allocators().any(|known| known == path);
+        for new in find_allocators(self.pid).unwrap_or_default() {
+            if !is_known(&new.mapping.path) {
+                let name = new.mapping.path.rsplit('/').next().unwrap_or_default();
+                unseen.push(UnseenAllocator {
+                    functions: format!("the allocator of {name}"),
+                    next: "loaded after the start: record again".to_owned(),
+                });
+            }
+        }
+        unseen
     }
 
     /// Measured cost of the probes per call.
@@ -174,10 +218,17 @@ impl HeapProbes {
         entries.saturating_mul(entry_ns).saturating_add(returns.saturating_mul(return_ns))
     }
 
-    /// Records lost for lack of room so far.
+    /// Frees of sampled blocks whose records were lost for lack of room so far.
     #[must_use]
-    pub(in crate::sources::linux) fn lost(&self) -> u64 {
-        self.total(programs::LOST)
+    pub(in crate::sources::linux) fn lost_frees(&self) -> u64 {
+        self.total(programs::LOST_FREES)
+    }
+
+    /// Sampled allocations lost so: count and bytes of each class of sizes.
+    pub(in crate::sources::linux) fn lost_allocations(&self) -> Vec<(u64, u64)> {
+        let classes = (programs::LOST_SIZES..programs::STATE_BYTES as i16).step_by(16);
+        let classes = classes.map(|class| (self.total(class), self.total(class + 8)));
+        classes.filter(|(count, _)| *count > 0).collect()
     }
 
     /// Sum of a counter over all CPUs.
@@ -194,7 +245,7 @@ impl HeapProbes {
 
     /// Passes new records to `take`, in order for each block.
     pub(in crate::sources::linux) fn drain(&mut self, mut take: impl FnMut(HeapSample, &Capture)) {
-        let HeapProbes { ring, calls, spare, allocator, .. } = self;
+        let HeapProbes { ring, calls, spare, .. } = self;
         let none = Capture::with_capacity(0);
         ring.drain(|record| {
             let Some(header) = Header::read(record) else { return };
@@ -202,8 +253,7 @@ impl HeapProbes {
                 programs::CALLED => {
                     let mut capture = spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
                     let is_read = fill(&mut capture, record, header.stack_bytes).is_some();
-                    // A call from another function of the allocator is part of the outer call.
-                    if is_read && !returns_to(&capture).is_some_and(|at| allocator.contains(at)) {
+                    if is_read {
                         let call = Call { at_ns: header.at_ns, bytes: header.bytes, capture };
                         spare.extend(calls.insert(header.thread, call).map(|before| before.capture));
                     } else {
@@ -223,6 +273,9 @@ impl HeapProbes {
                 }
                 programs::FREED => {
                     take(HeapSample::Freed { at_ns: header.at_ns, block: header.block }, &none);
+                }
+                programs::RESTORED => {
+                    take(HeapSample::Restored { at_ns: header.at_ns, block: header.block }, &none);
                 }
                 _ => {}
             }
@@ -267,32 +320,25 @@ fn fill(capture: &mut Capture, record: &[u8], stack_bytes: usize) -> Option<()> 
     Some(())
 }
 
-/// The return address of a function, from a capture at its entry.
-fn returns_to(capture: &Capture) -> Option<u64> {
-    match &capture.registers {
-        Registers::Aarch64(aarch64) => Some(aarch64.x[crate::arch::Aarch64::LR]),
-        _ => word(&capture.stack, 0),
-    }
-}
-
 /// Initial state of each CPU: in the middle of an interval, since these are memoryless.
 fn first_states(intervals: &[u64], cpus: usize) -> Vec<u8> {
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut random = crate::rng::Rng::new(seed.map_or(1, |time| time.as_nanos() as u64));
-    let state = |_| [0, intervals[random.below(intervals.len())], 0, 0].map(u64::to_ne_bytes).concat();
+    let state = |_| programs::first_state(intervals[random.below(intervals.len())]);
     (0..cpus).flat_map(state).collect()
 }
 
-/// The allocator of a process, or the reason for finding none.
-fn find_allocator(pid: pid_t) -> std::result::Result<Allocator, String> {
+/// The allocators of a process, or the reason for finding none.
+fn find_allocators(pid: pid_t) -> std::result::Result<Vec<Allocator>, String> {
     let mut maps = Maps::default();
     let mut mappings: Vec<Mapping> = Vec::new();
     maps.read(pid, &mut mappings).map_err(|fault| fault.to_string())?;
     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let program = program.to_string_lossy();
     let found = Allocator::find(&mappings, &program, |mapping| maps.bytes(pid, mapping).ok());
-    found.ok_or_else(|| {
+    if found.is_empty() {
         let next = "its allocator has other names, or none that its files tell";
-        format!("no file that it has mapped defines malloc and free; {next}")
-    })
+        return Err(format!("no file that it has mapped defines malloc and free; {next}"));
+    }
+    Ok(found)
 }

@@ -4,15 +4,20 @@
 //! counts down from a random number of bytes, exponential with the requested mean, and samples the allocation that
 //! reaches 0. Its record has the registers and the stack of the call; a second record has the block, once the call
 //! returns. A map holds the sampled blocks; frees of other blocks stop there.
+//!
+//! Another map holds the call in progress of each thread, sampled or not: what an allocator calls of its own functions,
+//! or jumps to at its end, is a part of that call. Stack pointers tell them apart: the stack grows down, and a function
+//! that is jumped to has that of the one that jumped.
 
 use super::super::bpf::filter_program::{CONTEXT, TID, observer};
 use super::super::bpf::instructions::{
-    ADD, ADD_REGISTER, AND, CALL, GET_PRANDOM_U32, JUMP_IF_EQUAL, JUMP_IF_GREATER_SIGNED, JUMP_UNLESS_EQUAL,
-    KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_DELETE, MAP_LOOKUP, MAP_UPDATE, MOVE, MOVE_REGISTER,
-    MULTIPLY_REGISTER, PROBE_READ_USER, RINGBUF_RESERVE, RINGBUF_SUBMIT, SHIFT_LEFT, STORE_DOUBLE,
-    STORE_VALUE_DOUBLE, SUBTRACT_REGISTER, load_map, load_value, op,
+    ADD, ADD_REGISTER, AND, CALL, GET_PRANDOM_U32, JUMP, JUMP_IF_EQUAL, JUMP_IF_GREATER_SIGNED,
+    JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_DELETE, MAP_LOOKUP, MAP_UPDATE, MOVE,
+    MOVE_REGISTER, MULTIPLY_REGISTER, PROBE_READ_USER, RINGBUF_RESERVE, RINGBUF_SUBMIT, SHIFT_LEFT,
+    SHIFT_RIGHT, STORE_DOUBLE, STORE_VALUE_DOUBLE, SUBTRACT_REGISTER, load_map, load_value, op,
 };
 use super::super::bpf::memory_copies::CopyProgram;
+use super::functions::ProbedFunction;
 use super::thread_registers::{self, RESULT_OFFSET, SP_OFFSET, argument_offset};
 use crate::sources::allocator::AllocatorRole;
 
@@ -33,24 +38,46 @@ pub(super) const REGISTERS: usize = 48;
 pub(super) const STACK: usize = REGISTERS + 8 * thread_registers::COUNT;
 pub(super) const CALL_BYTES: usize = STACK + STACK_BYTES;
 
-/// Kinds of records: a sampled call, its block, the free of a sampled block.
+/// Kinds of records: a sampled call, its block, the free of a sampled block, the revocation of that.
 pub(super) const CALLED: u64 = 1;
 pub(super) const RETURNED: u64 = 2;
 pub(super) const FREED: u64 = 3;
+pub(super) const RESTORED: u64 = 4;
 
-/// State of each CPU: probe hits at entries, bytes until the next sample, records lost for lack of room, probe
-/// hits at returns.
+/// State of each CPU: probe hits at entries, bytes until the next sample, frees lost for lack of room, probe
+/// hits at returns; then sampled allocations that were lost so, count and bytes by number of bits of the size.
 pub(super) const ENTRIES: i16 = 0;
 pub(super) const LEFT: i16 = 8;
-pub(super) const LOST: i16 = 16;
+pub(super) const LOST_FREES: i16 = 16;
 pub(super) const RETURNS: i16 = 24;
-pub(super) const STATE_BYTES: usize = 32;
+pub(super) const LOST_SIZES: i16 = 32;
+/// Most bits of the size of an allocation that can succeed.
+const SIZE_BITS_MAX: i32 = 47;
+/// Classes of sizes, more than there are: the kernel's verifier assumes any sum of the bits that are added up.
+const SIZE_CLASSES: usize = 64;
+pub(super) const STATE_BYTES: usize = LOST_SIZES as usize + 16 * SIZE_CLASSES;
+
+/// A call in progress: stack pointer at its entry, time, number of the function, sampled bytes (0: not sampled), address
+/// of the result (0: a register), sampled block that it frees unless it fails, return address (of functions that throw,
+/// else 0).
+pub(super) const CALL_WORDS: usize = 7;
+const SP: i16 = 0;
+const BEGUN: i16 = 8;
+const FUNCTION: i16 = 16;
+const SAMPLED: i16 = 24;
+const RESULT_AT: i16 = 32;
+const FREES: i16 = 40;
+const RETURN_ADDRESS: i16 = 48;
+
+/// A call that did not return within this time (17 ms) was left by longjmp, or by an exception: bits of nanoseconds.
+const CALL_NS_MAX_BITS: i32 = 24;
 
 /// Offsets on the program's stack, relative to r10.
 const ZERO: i16 = -16;
 const KEY: i16 = -24;
 const VALUE: i16 = -32;
 const STATE: i16 = -40;
+const PROGRESS: i16 = STATE - 8 * CALL_WORDS as i16;
 
 /// Descriptors shared by the programs.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +86,7 @@ pub(super) struct Shared {
     pub(super) states: i32,
     /// [`INTERVALS`] sampling intervals, in bytes.
     pub(super) intervals: i32,
-    /// By thread: size requested by a sampled call in progress.
+    /// By thread: its call in progress.
     pub(super) calls: i32,
     /// By address: sampled live blocks.
     pub(super) blocks: i32,
@@ -87,18 +114,22 @@ impl Builder {
         builder
     }
 
-    /// Calls a helper with a map and a key on the program's stack.
-    fn call_map(&mut self, helper: i32, map: i32, key: i16) {
+    /// Calls a helper with a map and a key on the program's stack; MAP_UPDATE with the `value` there.
+    fn call_map_with(&mut self, helper: i32, map: i32, key: i16, value: i16) {
         self.program.extend(load_map(1, map));
         self.program.extend([op(MOVE_REGISTER, 2, 10, 0, 0), op(ADD, 2, 0, 0, key.into())]);
         if helper == MAP_UPDATE {
             self.program.extend([
                 op(MOVE_REGISTER, 3, 10, 0, 0),
-                op(ADD, 3, 0, 0, VALUE.into()),
+                op(ADD, 3, 0, 0, value.into()),
                 op(MOVE, 4, 0, 0, 0),
             ]);
         }
         self.program.extend([op(CALL, 0, 0, 0, helper)]);
+    }
+
+    fn call_map(&mut self, helper: i32, map: i32, key: i16) {
+        self.call_map_with(helper, map, key, VALUE);
     }
 
     /// Increments a counter in the CPU's state.
@@ -111,18 +142,15 @@ impl Builder {
         ]);
     }
 
-    /// Reserves a record in r8 and writes the common words; without room, counts it as lost and ends.
-    fn reserve(&mut self, bytes: usize, kind: u64) {
+    /// Reserves a record in r8 and writes the common words; returns the jump that is taken without room.
+    fn reserve(&mut self, bytes: usize, kind: u64) -> usize {
         self.program.extend(load_map(1, self.shared.ring));
         self.program.extend([
             op(MOVE, 2, 0, 0, bytes as i32),
             op(MOVE, 3, 0, 0, 0),
             op(CALL, 0, 0, 0, RINGBUF_RESERVE),
         ]);
-        let room = self.program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0));
-        self.count(LOST);
-        self.program.end_by(op(super::super::bpf::instructions::JUMP, 0, 0, 0, 0));
-        self.program.land([room]);
+        let full = self.program.jump(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
         self.program.extend([
             op(MOVE_REGISTER, 8, 0, 0, 0),
             op(CALL, 0, 0, 0, KTIME_GET_NS),
@@ -131,6 +159,38 @@ impl Builder {
             op(LOAD_WORD, 1, 10, TID, 0),
             op(STORE_DOUBLE, 8, 1, THREAD as i16, 0),
         ]);
+        full
+    }
+
+    /// Counts an allocation of r7 bytes as lost.
+    fn count_lost_allocation(&mut self) {
+        self.program.extend([op(MOVE_REGISTER, 1, 7, 0, 0), op(SHIFT_RIGHT, 1, 0, 0, SIZE_BITS_MAX)]);
+        // No allocator has so much.
+        let impossible = self.program.jump(op(JUMP_UNLESS_EQUAL, 1, 0, 0, 0));
+        self.program.extend([op(MOVE_REGISTER, 1, 7, 0, 0), op(MOVE, 2, 0, 0, 0)]);
+        for bits in [31, 16, 8, 4, 2, 1] {
+            let more = self.program.jump(op(JUMP_IF_GREATER_SIGNED, 1, 0, 0, ((1u32 << bits) - 1) as i32));
+            let less = self.program.jump(op(JUMP, 0, 0, 0, 0));
+            self.program.land([more]);
+            self.program.extend([op(SHIFT_RIGHT, 1, 0, 0, bits), op(ADD, 2, 0, 0, bits)]);
+            self.program.land([less]);
+        }
+        // Of the highest bit: the number of bits is one more, except of 0.
+        let empty = self.program.jump(op(JUMP_IF_EQUAL, 1, 0, 0, 0));
+        self.program.extend([op(ADD, 2, 0, 0, 1)]);
+        self.program.land([empty]);
+        self.program.extend([
+            op(SHIFT_LEFT, 2, 0, 0, 4),
+            op(LOAD_DOUBLE, 1, 10, STATE, 0),
+            op(ADD_REGISTER, 1, 2, 0, 0),
+            op(LOAD_DOUBLE, 2, 1, LOST_SIZES, 0),
+            op(ADD, 2, 0, 0, 1),
+            op(STORE_DOUBLE, 1, 2, LOST_SIZES, 0),
+            op(LOAD_DOUBLE, 2, 1, LOST_SIZES + 8, 0),
+            op(ADD_REGISTER, 2, 7, 0, 0),
+            op(STORE_DOUBLE, 1, 2, LOST_SIZES + 8, 0),
+        ]);
+        self.program.land([impossible]);
     }
 
     /// Submits the record in r8, without waking the reader (BPF_RB_NO_WAKEUP).
@@ -142,24 +202,91 @@ impl Builder {
         ]);
     }
 
-    /// Removes the block in an argument from the sampled ones, with a record if it was among them.
-    fn free(&mut self, block: usize) {
+    /// Begins the call in progress; ends if it is a part of one that is in progress already.
+    fn begin_call(&mut self, number: usize, throws: bool) {
+        self.program.extend([
+            op(CALL, 0, 0, 0, KTIME_GET_NS),
+            op(STORE_DOUBLE, 10, 0, PROGRESS + BEGUN, 0),
+            op(MOVE_REGISTER, 9, 0, 0, 0),
+            op(LOAD_DOUBLE, 7, 6, SP_OFFSET, 0),
+            op(STORE_DOUBLE, 10, 7, PROGRESS + SP, 0),
+            op(STORE_VALUE_DOUBLE, 10, 0, PROGRESS + FUNCTION, number as i32),
+            op(STORE_VALUE_DOUBLE, 10, 0, PROGRESS + SAMPLED, 0),
+            op(STORE_VALUE_DOUBLE, 10, 0, PROGRESS + RESULT_AT, 0),
+            op(STORE_VALUE_DOUBLE, 10, 0, PROGRESS + FREES, 0),
+            op(STORE_VALUE_DOUBLE, 10, 0, PROGRESS + RETURN_ADDRESS, 0),
+        ]);
+        if throws {
+            self.read_word(PROGRESS + RETURN_ADDRESS, op(MOVE_REGISTER, 3, 7, 0, 0));
+        }
+        self.call_map(MAP_LOOKUP, self.shared.calls, TID);
+        let none = self.program.jump(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
+        self.program.extend([
+            op(LOAD_DOUBLE, 1, 0, BEGUN, 0),
+            op(SUBTRACT_REGISTER, 9, 1, 0, 0),
+            op(SHIFT_RIGHT, 9, 0, 0, CALL_NS_MAX_BITS),
+        ]);
+        let old = self.program.jump(op(JUMP_UNLESS_EQUAL, 9, 0, 0, 0));
+        self.program.extend([op(LOAD_DOUBLE, 1, 0, SP, 0), op(SUBTRACT_REGISTER, 1, 7, 0, 0)]);
+        let within = self.program.jump(op(JUMP_IF_GREATER_SIGNED, 1, 0, 0, -1));
+        let above = self.program.jump(op(JUMP, 0, 0, 0, 0));
+        self.program.land([within]);
+        let below = self.program.jump(op(JUMP_UNLESS_EQUAL, 1, 0, 0, 0));
+        self.program.extend([op(LOAD_DOUBLE, 1, 0, FUNCTION, 0)]);
+        let again = self.program.jump(op(JUMP_IF_EQUAL, 1, 0, 0, number as i32));
+        self.program.land([below]);
+        self.program.extend([op(LOAD_DOUBLE, 8, 0, RETURN_ADDRESS, 0)]);
+        self.program.end_by(op(JUMP_IF_EQUAL, 8, 0, 0, 0));
+        // Left by an exception, another function has put something else where its return address was.
+        self.program.extend([op(STORE_VALUE_DOUBLE, 10, 0, KEY, 0)]);
+        self.read_word(KEY, op(LOAD_DOUBLE, 3, 0, SP, 0));
+        self.program.extend([op(LOAD_DOUBLE, 1, 10, KEY, 0), op(SUBTRACT_REGISTER, 1, 8, 0, 0)]);
+        self.program.end_by(op(JUMP_IF_EQUAL, 1, 0, 0, 0));
+        self.program.land([none, old, above, again]);
+    }
+
+    /// Reads a word of the program's memory into `to`. `address`: loads its address into r3.
+    fn read_word(&mut self, to: i16, address: u64) {
+        self.program.extend([
+            address,
+            op(MOVE_REGISTER, 1, 10, 0, 0),
+            op(ADD, 1, 0, 0, to.into()),
+            op(MOVE, 2, 0, 0, 8),
+            op(CALL, 0, 0, 0, PROBE_READ_USER),
+        ]);
+    }
+
+    /// Removes the block in an argument from the sampled ones, with a record if it was among them. `may_fail`: notes it in
+    /// the call in progress.
+    fn free(&mut self, block: usize, may_fail: bool) {
         self.program
             .extend([op(LOAD_DOUBLE, 7, 6, argument_offset(block), 0), op(STORE_DOUBLE, 10, 7, KEY, 0)]);
         self.call_map(MAP_DELETE, self.shared.blocks, KEY);
         // The helper returns 0 if the block was in the map.
         let other = self.program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0));
-        self.reserve(REGISTERS, FREED);
+        if may_fail {
+            self.program.extend([op(STORE_DOUBLE, 10, 7, PROGRESS + FREES, 0)]);
+        }
+        let full = self.record_block(FREED);
+        let recorded = self.program.jump(op(JUMP, 0, 0, 0, 0));
+        self.program.land([full]);
+        self.count(LOST_FREES);
+        self.program.land([other, recorded]);
+    }
+
+    /// Writes a record of the block in r7; returns the jump that is taken without room.
+    fn record_block(&mut self, kind: u64) -> usize {
+        let full = self.reserve(REGISTERS, kind);
         self.program.extend([
             op(STORE_DOUBLE, 8, 7, BLOCK as i16, 0),
             op(STORE_VALUE_DOUBLE, 8, 0, BYTES as i16, 0),
             op(STORE_VALUE_DOUBLE, 8, 0, STACK_LEN as i16, 0),
         ]);
         self.submit();
-        self.program.land([other]);
+        full
     }
 
-    /// Ends unless the allocation of r7 bytes is sampled; otherwise chooses the next interval.
+    /// Chooses whether the allocation of r7 bytes is sampled, and if so, the next interval and the call's record.
     fn sample(&mut self) {
         self.program.extend([
             op(LOAD_DOUBLE, 9, 10, STATE, 0),
@@ -167,7 +294,7 @@ impl Builder {
             op(SUBTRACT_REGISTER, 1, 7, 0, 0),
             op(STORE_DOUBLE, 9, 1, LEFT, 0),
         ]);
-        self.program.end_by(op(JUMP_IF_GREATER_SIGNED, 1, 0, 0, 0));
+        let other = self.program.jump(op(JUMP_IF_GREATER_SIGNED, 1, 0, 0, 0));
         self.program.extend([
             op(CALL, 0, 0, 0, GET_PRANDOM_U32),
             op(AND, 0, 0, 0, INTERVALS as i32 - 1),
@@ -179,15 +306,22 @@ impl Builder {
             op(LOAD_DOUBLE, 1, 1, 0, 0),
             op(STORE_DOUBLE, 9, 1, LEFT, 0),
         ]);
+        let full = self.record_call();
+        let recorded = self.program.jump(op(JUMP, 0, 0, 0, 0));
+        self.program.land([full]);
+        self.count_lost_allocation();
+        self.program.land([other, recorded]);
+        self.call_map_with(MAP_UPDATE, self.shared.calls, TID, PROGRESS);
     }
 
-    /// Writes the record of a sampled call of r7 bytes.
-    fn record_call(&mut self) {
-        self.program.extend([op(STORE_DOUBLE, 10, 7, VALUE, 0)]);
-        self.call_map(MAP_UPDATE, self.shared.calls, TID);
-        self.reserve(CALL_BYTES, CALLED);
-        self.program
-            .extend([op(STORE_VALUE_DOUBLE, 8, 0, BLOCK as i16, 0), op(STORE_DOUBLE, 8, 7, BYTES as i16, 0)]);
+    /// Writes the record of a sampled call of r7 bytes; returns the jump that is taken without room.
+    fn record_call(&mut self) -> usize {
+        let full = self.reserve(CALL_BYTES, CALLED);
+        self.program.extend([
+            op(STORE_DOUBLE, 10, 7, PROGRESS + SAMPLED, 0),
+            op(STORE_VALUE_DOUBLE, 8, 0, BLOCK as i16, 0),
+            op(STORE_DOUBLE, 8, 7, BYTES as i16, 0),
+        ]);
         for word in 0..thread_registers::COUNT {
             let (from, to) = (8 * word as i16, (REGISTERS + 8 * word) as i16);
             self.program.extend([op(LOAD_DOUBLE, 1, 6, from, 0), op(STORE_DOUBLE, 8, 1, to, 0)]);
@@ -209,6 +343,7 @@ impl Builder {
         }
         self.program.extend([op(STORE_DOUBLE, 8, 9, STACK_LEN as i16, 0)]);
         self.submit();
+        full
     }
 
     fn end(self) -> Vec<u64> {
@@ -216,49 +351,113 @@ impl Builder {
     }
 }
 
-/// The program at the entry of a function.
-pub(super) fn at_entry(role: AllocatorRole, shared: Shared) -> Vec<u64> {
+/// The program at the entry of a function. `number`: another one for each function.
+pub(super) fn at_entry(number: usize, function: &ProbedFunction, shared: Shared) -> Vec<u64> {
     let mut builder = Builder::new(shared, ENTRIES);
     let argument = |register: u8, number: usize| op(LOAD_DOUBLE, register, 6, argument_offset(number), 0);
-    let bytes = match role {
+    let bytes = match function.role {
         AllocatorRole::Free { block } => {
-            builder.free(block);
+            builder.free(block, false);
             return builder.end();
         }
-        AllocatorRole::Reallocate { block, bytes } => {
-            builder.free(block);
-            bytes
-        }
-        AllocatorRole::Allocate { bytes } | AllocatorRole::AllocateItems { bytes, .. } => bytes,
+        AllocatorRole::Reallocate { bytes, .. }
+        | AllocatorRole::Allocate { bytes }
+        | AllocatorRole::AllocateItems { bytes, .. } => bytes,
     };
+    builder.begin_call(number, function.throws);
+    if let Some(result) = function.result {
+        builder.program.extend([argument(1, result), op(STORE_DOUBLE, 10, 1, PROGRESS + RESULT_AT, 0)]);
+    }
+    if let AllocatorRole::Reallocate { block, .. } = function.role {
+        builder.free(block, true);
+    }
     builder.program.extend([argument(7, bytes)]);
-    if let AllocatorRole::AllocateItems { count, .. } = role {
+    let items = match function.role {
+        AllocatorRole::AllocateItems { count, .. } => Some(count),
+        _ => function.items,
+    };
+    if let Some(count) = items {
         builder.program.extend([argument(1, count), op(MULTIPLY_REGISTER, 7, 1, 0, 0)]);
     }
+    if let AllocatorRole::Reallocate { .. } = function.role {
+        // A size of 0 frees and returns no block.
+        let is_resized = builder.program.jump(op(JUMP_UNLESS_EQUAL, 7, 0, 0, 0));
+        builder.program.extend([op(STORE_VALUE_DOUBLE, 10, 0, PROGRESS + FREES, 0)]);
+        builder.program.land([is_resized]);
+    }
     builder.sample();
-    builder.record_call();
     builder.end()
 }
 
+/// Where the program of a return runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReturnKind {
+    /// After the return, by the kernel's trampoline.
+    Trampoline,
+    /// At an instruction that returns.
+    Instruction,
+}
+
 /// The program at the return of an allocating function.
-pub(super) fn at_return(shared: Shared) -> Vec<u64> {
+pub(super) fn at_return(kind: ReturnKind, shared: Shared) -> Vec<u64> {
     let mut builder = Builder::new(shared, RETURNS);
     builder.call_map(MAP_LOOKUP, shared.calls, TID);
     builder.program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
-    builder.program.extend([op(LOAD_DOUBLE, 7, 0, 0, 0)]);
+    // After the return of an inner call, the stack pointer is at most that of the outer one at its entry; after that of
+    // the outer one it is above, where the return address was on the stack.
+    let most = if kind == ReturnKind::Trampoline && cfg!(target_arch = "x86_64") { -1 } else { 0 };
+    builder.program.extend([
+        op(LOAD_DOUBLE, 1, 0, SP, 0),
+        op(LOAD_DOUBLE, 2, 6, SP_OFFSET, 0),
+        op(SUBTRACT_REGISTER, 1, 2, 0, 0),
+    ]);
+    builder.program.end_by(op(JUMP_IF_GREATER_SIGNED, 1, 0, 0, most));
+    for word in [SAMPLED, RESULT_AT, FREES] {
+        builder.program.extend([op(LOAD_DOUBLE, 1, 0, word, 0), op(STORE_DOUBLE, 10, 1, PROGRESS + word, 0)]);
+    }
     builder.call_map(MAP_DELETE, shared.calls, TID);
-    builder.program.extend([op(LOAD_DOUBLE, 9, 6, RESULT_OFFSET, 0)]);
-    builder.program.end_by(op(JUMP_IF_EQUAL, 9, 0, 0, 0));
-    builder.program.extend([op(STORE_DOUBLE, 10, 9, KEY, 0), op(STORE_DOUBLE, 10, 7, VALUE, 0)]);
+    builder
+        .program
+        .extend([op(LOAD_DOUBLE, 9, 6, RESULT_OFFSET, 0), op(LOAD_DOUBLE, 3, 10, PROGRESS + RESULT_AT, 0)]);
+    let in_register = builder.program.jump(op(JUMP_IF_EQUAL, 3, 0, 0, 0));
+    // The register has an error number.
+    builder.program.end_by(op(JUMP_UNLESS_EQUAL, 9, 0, 0, 0));
+    builder.program.extend([op(STORE_VALUE_DOUBLE, 10, 0, KEY, 0)]);
+    builder.read_word(KEY, op(LOAD_DOUBLE, 3, 10, PROGRESS + RESULT_AT, 0));
+    builder.program.extend([op(LOAD_DOUBLE, 9, 10, KEY, 0)]);
+    builder.program.land([in_register]);
+    let succeeded = builder.program.jump(op(JUMP_UNLESS_EQUAL, 9, 0, 0, 0));
+    builder.program.extend([op(LOAD_DOUBLE, 7, 10, PROGRESS + FREES, 0)]);
+    builder.program.end_by(op(JUMP_IF_EQUAL, 7, 0, 0, 0));
+    builder.program.extend([op(STORE_DOUBLE, 10, 7, KEY, 0), op(STORE_DOUBLE, 10, 7, VALUE, 0)]);
     builder.call_map(MAP_UPDATE, shared.blocks, KEY);
-    builder.reserve(REGISTERS, RETURNED);
+    let full = builder.record_block(RESTORED);
+    builder.program.land([full]);
+    builder.program.end_by(op(JUMP, 0, 0, 0, 0));
+    builder.program.land([succeeded]);
+    builder.program.extend([op(LOAD_DOUBLE, 7, 10, PROGRESS + SAMPLED, 0)]);
+    builder.program.end_by(op(JUMP_IF_EQUAL, 7, 0, 0, 0));
+    let full = builder.reserve(REGISTERS, RETURNED);
     builder.program.extend([
         op(STORE_DOUBLE, 8, 9, BLOCK as i16, 0),
         op(STORE_DOUBLE, 8, 7, BYTES as i16, 0),
         op(STORE_VALUE_DOUBLE, 8, 0, STACK_LEN as i16, 0),
+        op(STORE_DOUBLE, 10, 9, KEY, 0),
+        op(STORE_DOUBLE, 10, 7, VALUE, 0),
     ]);
+    builder.call_map(MAP_UPDATE, shared.blocks, KEY);
     builder.submit();
+    builder.program.end_by(op(JUMP, 0, 0, 0, 0));
+    builder.program.land([full]);
+    builder.count_lost_allocation();
     builder.end()
+}
+
+/// The state of a CPU with this many bytes until the next sample.
+pub(super) fn first_state(left: u64) -> Vec<u8> {
+    let mut state = vec![0; STATE_BYTES];
+    state[LEFT as usize..LEFT as usize + 8].copy_from_slice(&left.to_ne_bytes());
+    state
 }
 
 /// The intervals that programs choose from, with exactly this mean: means of the exponential distribution between
@@ -276,122 +475,4 @@ pub(super) fn intervals(mean_bytes: u64) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::super::bpf::instructions::machine::Machine;
-    use super::super::Header;
-    use super::*;
-
-    const SHARED: Shared =
-        Shared { states: 11, intervals: 12, calls: 13, blocks: 14, ring: 15, namespace: (4, 0xefff_fffc) };
-    const STACK_AT: u64 = 0x7000_0000;
-
-    /// A machine with 5,000 bytes of stack.
-    fn machine(every_bytes: u64) -> Machine {
-        let mut machine = Machine::new(77, 70, SHARED.namespace);
-        let state = [0, intervals(every_bytes)[INTERVALS / 2], 0, 0].map(u64::to_le_bytes).concat();
-        let all = intervals(every_bytes).into_iter().flat_map(u64::to_le_bytes).collect();
-        machine.lists = vec![(SHARED.states, 0, state), (SHARED.intervals, 0, all)];
-        machine.maps = vec![(SHARED.calls, Vec::new())];
-        machine.addresses = vec![(SHARED.blocks, Default::default())];
-        machine.ring = SHARED.ring;
-        machine.memory = (STACK_AT, (0..5000).map(|at| at as u8).collect());
-        machine
-    }
-
-    /// The context of a call with these arguments, or of a return with this result.
-    fn context(arguments: &[u64], result: u64) -> Vec<u8> {
-        let mut words = vec![0; thread_registers::COUNT];
-        for (number, argument) in arguments.iter().enumerate() {
-            words[argument_offset(number) as usize / 8] = *argument;
-        }
-        if arguments.is_empty() {
-            words[RESULT_OFFSET as usize / 8] = result;
-        }
-        words[SP_OFFSET as usize / 8] = STACK_AT;
-        words.into_iter().flat_map(u64::to_le_bytes).collect()
-    }
-
-    fn call(machine: &mut Machine, role: AllocatorRole, arguments: &[u64]) {
-        machine.context = context(arguments, 0);
-        assert_eq!(machine.run(&at_entry(role, SHARED)), 0, "no other record is made");
-    }
-
-    fn call_and_return(machine: &mut Machine, role: AllocatorRole, arguments: &[u64], result: u64) {
-        call(machine, role, arguments);
-        machine.context = context(&[], result);
-        assert_eq!(machine.run(&at_return(SHARED)), 0);
-    }
-
-    /// Kind, block and bytes of the records.
-    fn records(machine: &mut Machine) -> Vec<(u64, u64, u64)> {
-        let headers = machine.records.drain(..).filter_map(|record| Header::read(&record));
-        headers.map(|header| (header.kind, header.block, header.bytes)).collect()
-    }
-
-    #[test]
-    fn each_function_is_recorded_by_its_role() {
-        let mut machine = machine(1);
-        call_and_return(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100], 0x5000);
-        assert_eq!(records(&mut machine), [(CALLED, 0, 100), (RETURNED, 0x5000, 100)]);
-        call_and_return(&mut machine, AllocatorRole::AllocateItems { count: 0, bytes: 1 }, &[3, 50], 0x6000);
-        assert_eq!(records(&mut machine), [(CALLED, 0, 150), (RETURNED, 0x6000, 150)]);
-        call_and_return(
-            &mut machine,
-            AllocatorRole::Reallocate { block: 0, bytes: 1 },
-            &[0x5000, 200],
-            0x7000,
-        );
-        assert_eq!(records(&mut machine), [(FREED, 0x5000, 0), (CALLED, 0, 200), (RETURNED, 0x7000, 200)]);
-        call(&mut machine, AllocatorRole::Free { block: 0 }, &[0x6000]);
-        call(&mut machine, AllocatorRole::Free { block: 0 }, &[0x6000]);
-        call(&mut machine, AllocatorRole::Free { block: 0 }, &[0]);
-        assert_eq!(records(&mut machine), [(FREED, 0x6000, 0)], "a block that was sampled, once");
-        call_and_return(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100], 0);
-        assert_eq!(records(&mut machine), [(CALLED, 0, 100)], "there was no memory");
-    }
-
-    #[test]
-    fn the_stack_is_recorded_up_to_its_end() {
-        let mut machine = machine(1);
-        call(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100]);
-        let record = machine.records.pop().unwrap_or_default();
-        let header = Header::read(&record).map(|header| header.stack_bytes);
-        // 4,096 + 512 + 256 + 128 of 5,000.
-        assert_eq!(header, Some(4992));
-        assert!(record[STACK..STACK + 4992].iter().enumerate().all(|(at, byte)| *byte == at as u8));
-    }
-
-    #[test]
-    fn records_without_room_are_counted() {
-        let mut machine = machine(1);
-        machine.room = 0;
-        call_and_return(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[100], 0x5000);
-        let state = &machine.lists[0].2;
-        assert_eq!((state[ENTRIES as usize], state[RETURNS as usize], state[LOST as usize]), (1, 1, 2));
-    }
-
-    #[test]
-    fn samples_represent_all_bytes() {
-        let mut machine = machine(4096);
-        let (mut samples, mut bytes) = (0.0, 0);
-        for round in 0..20_000u64 {
-            let size = 16 + round * 7919 % 4000;
-            call(&mut machine, AllocatorRole::Allocate { bytes: 0 }, &[size]);
-            bytes += size;
-            for (_, _, size) in records(&mut machine) {
-                samples += size as f64 / (1.0 - (-(size as f64) / 4096.0).exp());
-            }
-        }
-        // The standard error of ten thousand samples is 1 %.
-        assert!((samples / bytes as f64 - 1.0).abs() < 0.04, "{samples} of {bytes}");
-    }
-
-    #[test]
-    fn intervals_have_the_requested_mean() {
-        for mean_bytes in [1, 4096, 512 << 10, 1 << 30] {
-            let mean = intervals(mean_bytes).iter().sum::<u64>() as f64 / INTERVALS as f64;
-            assert!((mean / mean_bytes as f64 - 1.0).abs() < 1e-4, "{mean} of {mean_bytes}");
-        }
-        assert_eq!(STACK_PIECES.iter().sum::<i32>() as usize, STACK_BYTES);
-    }
-}
+mod tests;
