@@ -95,7 +95,13 @@ fn leaks_of_a_running_process_are_exact_with_probes() {
         },
         |recorded| recorded.below("leak_config") == 1000,
     );
-    for (function, bytes) in [("leak_config", 1000), ("leak_cache", 21_000), ("leak_grown", 5120)] {
+    for (function, bytes) in [
+        ("leak_config", 1000),
+        ("leak_cache", 21_000),
+        ("leak_grown", 5120),
+        ("leak_aligned", 18_000),
+        ("leak_failed", 700),
+    ] {
         assert_eq!(recorded.below(function), bytes, "{function}\n{}", recorded.said);
     }
     assert_eq!((recorded.below("churn"), recorded.below("lend")), (0, 0), "{}", recorded.said);

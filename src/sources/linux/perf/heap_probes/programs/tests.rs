@@ -151,13 +151,13 @@ fn a_call_that_never_returns_hides_no_others() {
         if depth != 160 {
             assert_eq!(records(&mut machine), [(CALLED, 0, 100)], "{depth}");
         } else {
-            assert_eq!(records(&mut machine), [], "as if it were called by it");
+            assert!(records(&mut machine).is_empty(), "as if it were called by it");
             machine.time_ns += 2 << CALL_NS_MAX_BITS;
         }
     }
     call_at(&mut machine, 400, "malloc", &[100]);
     return_at(&mut machine, 400, 0x9000);
-    assert_eq!(records(&mut machine), [], "within the time of a call");
+    assert!(records(&mut machine).is_empty(), "within the time of a call");
     machine.time_ns += 2 << CALL_NS_MAX_BITS;
     call_at(&mut machine, 400, "malloc", &[100]);
     return_at(&mut machine, 400, 0x9000);
