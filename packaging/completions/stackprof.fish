@@ -164,7 +164,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-childr
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l every -d 'Bytes allocated per sample, on average, such as 64K; 1 samples all allocations [default: 512K]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l type -d 'Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space, alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof and OTLP have all [default: inuse_space]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers per row of the table of leaks, 1 to 64 [default: 1]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers per row of the table of leaks, 1 to 64 [default: as needed]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Functions to skip in the table of leaks, like operator new and xmalloc: their callers are shown; may be given more than once' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l older-than -d 'Count as in use only blocks that are at least this old at the end: what is freed soon is no leak' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-slowdown -d 'With --pid: end the recording if the probes slow the process by more than this [default: 10]' -r -f

@@ -85,8 +85,7 @@ pub(super) struct HeapFlags {
     /// have all [default: inuse_space]
     #[arg(long = "type", value_name = "TYPE", help_heading = HEAP)]
     value_type: Option<String>,
-    /// Callers per row of the table of leaks, 1 to 64 [default: as many as tell rows
-    /// apart, with their lines]
+    /// Callers per row of the table of leaks, 1 to 64 [default: as needed]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = HEAP)]
     callers: Option<OsString>,
     /// Functions to skip in the table of leaks, like operator new and xmalloc: their
