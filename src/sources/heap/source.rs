@@ -287,6 +287,8 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             self.main().process().forward_signal();
             if let Some(status) = self.main_mut().child_end() {
                 self.exit = Some(CommandExit { status, name: self.main().process().last_name() });
+                // Its ring, and the list of its images with it, may be gone when all has been read.
+                self.unseen = self.main_mut().unseen_allocators();
             }
         }
         self.has_more = self.read(into);
@@ -294,7 +296,9 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             return Ok(Some(self.watermark_ns));
         }
         self.stage = Stage::Finished { ended_early: self.why_ended_early() };
-        self.unseen = self.main_mut().unseen_allocators();
+        if self.unseen.is_empty() {
+            self.unseen = self.main_mut().unseen_allocators();
+        }
         if let Some(exit) = &self.exit {
             let (at_ns, process, thread) = (self.clock.now_ns(), self.main, ThreadId(0));
             into.push(TimedEvent { at_ns, process, thread, event: SourceEvent::Exited(exit.status) });
