@@ -53,6 +53,8 @@ fn compile() -> Result<(), String> {
     if variable("CARGO_CFG_TARGET_OS") == "macos" {
         // What an older SDK lacks, dyld looks up: functions that are imported weakly.
         rustc.args(["-Clink-arg=-undefined", "-Clink-arg=dynamic_lookup"]);
+        // Without it, up to macOS 11, the first call of a function inside malloc could wait for dyld's lock.
+        rustc.arg("-Clink-arg=-bind_at_load");
     }
     if variable("CARGO_CFG_TARGET_ENV") == "musl" {
         // If programs are linked statically by default, there would be no library.

@@ -4,7 +4,15 @@
 //! Beside those of C, macOS has functions of zones, and since version 14 typed ones, which compilers call in their place
 //! (libmalloc, include/malloc/_malloc_type.h). The typed ones are imported weakly: dyld skips a pair of the table whose
 //! function does not exist (dyld-1378, `RuntimeState::appendInterposingTuples`). A sampled allocation is made by
-//! the function without a type. Calls inside of libmalloc are not interposed, so nothing is counted twice.
+//! the function without a type.
+//!
+//! Calls inside of libmalloc are interposed, too (it is linked with -interposable_list). Nothing is counted twice because the
+//! typed functions are in the table: if only those of C were interposed, libmalloc would call these from the typed ones
+//! (`malloc_interposition_compat`).
+//!
+//! macOS 26 has functions with options and of batches. A zone of an older version has neither: then libmalloc calls
+//! `malloc_zone_malloc` for an allocation with options, which counts twice towards the next sample. What a program calls through
+//! the pointers of a zone (`free_definite_size`) is not seen.
 #![allow(unsafe_code)]
 
 use super::entry;
@@ -30,6 +38,8 @@ functions!(malloc_type_malloc, malloc_type_calloc, malloc_type_realloc, malloc_t
 functions!(malloc_type_aligned_alloc, malloc_type_valloc, malloc_type_free);
 functions!(malloc_type_zone_malloc, malloc_type_zone_calloc, malloc_type_zone_realloc);
 functions!(malloc_type_zone_memalign, malloc_type_zone_valloc, malloc_type_zone_free);
+functions!(malloc_zone_malloc_with_options, malloc_type_zone_malloc_with_options, malloc_zone_batch_malloc);
+functions!(malloc_zone_batch_free, malloc_zone_free_definite_size);
 
 // SAFETY: the type in stdlib.h, as far as it matters for a call with three words.
 #[link(name = "System")]
@@ -52,6 +62,11 @@ core::arch::global_asm!(
     ".weak_reference _malloc_type_zone_memalign",
     ".weak_reference _malloc_type_zone_valloc",
     ".weak_reference _malloc_type_zone_free",
+    ".weak_reference _malloc_zone_malloc_with_options",
+    ".weak_reference _malloc_type_zone_malloc_with_options",
+    ".weak_reference _malloc_zone_batch_malloc",
+    ".weak_reference _malloc_zone_batch_free",
+    ".weak_reference _malloc_zone_free_definite_size",
 );
 
 // SAFETY: the type of the functions above.
@@ -74,7 +89,12 @@ pub mod index {
     pub const TYPE_ZONE_MEMALIGN: usize = 26;
     pub const TYPE_ZONE_VALLOC: usize = 27;
     pub const TYPE_ZONE_FREE: usize = 28;
-    pub const COUNT: usize = 29;
+    pub const ZONE_WITH_OPTIONS: usize = 29;
+    pub const TYPE_ZONE_WITH_OPTIONS: usize = 30;
+    pub const ZONE_BATCH_MALLOC: usize = 31;
+    pub const ZONE_BATCH_FREE: usize = 32;
+    pub const ZONE_FREE_DEFINITE_SIZE: usize = 33;
+    pub const COUNT: usize = 34;
 }
 
 /// The functions by the number of their `Function` or by `index`; null if macOS lacks them.
@@ -106,6 +126,11 @@ pub static REAL: [AtomicPtr<()>; index::COUNT] = {
     functions[index::TYPE_ZONE_MEMALIGN] = AtomicPtr::new(malloc_type_zone_memalign as *mut ());
     functions[index::TYPE_ZONE_VALLOC] = AtomicPtr::new(malloc_type_zone_valloc as *mut ());
     functions[index::TYPE_ZONE_FREE] = AtomicPtr::new(malloc_type_zone_free as *mut ());
+    functions[index::ZONE_WITH_OPTIONS] = AtomicPtr::new(malloc_zone_malloc_with_options as *mut ());
+    functions[index::TYPE_ZONE_WITH_OPTIONS] = AtomicPtr::new(malloc_type_zone_malloc_with_options as *mut ());
+    functions[index::ZONE_BATCH_MALLOC] = AtomicPtr::new(malloc_zone_batch_malloc as *mut ());
+    functions[index::ZONE_BATCH_FREE] = AtomicPtr::new(malloc_zone_batch_free as *mut ());
+    functions[index::ZONE_FREE_DEFINITE_SIZE] = AtomicPtr::new(malloc_zone_free_definite_size as *mut ());
     functions
 };
 
@@ -132,14 +157,16 @@ macro_rules! table {
     };
 }
 
-table!(26:
+table!(31:
     malloc, calloc, realloc, posix_memalign, aligned_alloc, valloc,
     malloc_zone_malloc, malloc_zone_calloc, malloc_zone_realloc, malloc_zone_memalign, malloc_zone_valloc,
     malloc_zone_free,
     malloc_type_malloc, malloc_type_calloc, malloc_type_realloc, malloc_type_posix_memalign,
     malloc_type_aligned_alloc, malloc_type_valloc, malloc_type_free,
     malloc_type_zone_malloc, malloc_type_zone_calloc, malloc_type_zone_realloc, malloc_type_zone_memalign,
-    malloc_type_zone_valloc, malloc_type_zone_free
+    malloc_type_zone_valloc, malloc_type_zone_free,
+    malloc_zone_malloc_with_options, malloc_type_zone_malloc_with_options, malloc_zone_batch_malloc,
+    malloc_zone_batch_free, malloc_zone_free_definite_size
 );
 
 /// Calls an allocator function with the program's arguments.
@@ -149,6 +176,18 @@ pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
         Some(real) => unsafe { real(a, b, c) },
         None => 0,
     }
+}
+
+/// Calls a function by its index, with up to six of the program's arguments.
+pub fn call(index: usize, [a, b, c, d, e, f]: [usize; 6]) -> usize {
+    // SAFETY: the type of a call with six words.
+    type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
+    let function = REAL.get(index).map_or(null_mut(), |at| at.load(Ordering::Relaxed));
+    if function.is_null() {
+        return 0;
+    }
+    // SAFETY: a function of libSystem, with the program's arguments; it ignores extra ones.
+    unsafe { core::mem::transmute::<*mut (), Call>(function)(a, b, c, d, e, f) }
 }
 
 /// Returns a block to the allocator.

@@ -2,6 +2,8 @@
 //! allocation, and the free of a sampled block.
 #![allow(unsafe_code)]
 
+#[cfg(target_vendor = "apple")]
+use super::images::images;
 use super::interval::draw;
 use super::process::{self, RANDOM, Settings, Status};
 use super::real;
@@ -11,8 +13,6 @@ use super::shared_memory::{
     Allocation, Free, Function, Kind, OTHER_STACK_SIZE, REGISTERS, allocation_length, flag,
 };
 use super::system::{self, BlockedSignals, Thread};
-#[cfg(target_vendor = "apple")]
-use super::images::images;
 #[cfg(not(target_vendor = "apple"))]
 use super::unloads::images;
 
@@ -39,12 +39,60 @@ pub unsafe extern "C" fn allocate(
     function: u32,
 ) -> usize {
     let function = request::function(function);
-    let Request { old_block, size } = Request::new(function, a, b, c);
+    let request = Request::new(function, a, b, c);
+    let block = |result: usize| match function {
+        // An int: the upper half of the register is undefined.
+        Function::PosixMemalign if result as i32 != 0 => 0,
+        // SAFETY: the allocator has stored the block there.
+        Function::PosixMemalign => unsafe { *(a as *const u64) },
+        _ => result as u64,
+    };
+    handle(function, request, registers, || real::allocate(function, a, b, c), block)
+}
+
+/// Handles an allocation with more arguments, or a batch.
+///
+/// # Safety
+/// Called by an entry point with the program's arguments and the index of the function.
+#[cfg(target_vendor = "apple")]
+pub unsafe extern "C" fn allocate_wide(
+    arguments: &[usize; 6],
+    registers: &CallerRegisters,
+    index: u32,
+) -> usize {
+    let call = || real::call(index as usize, *arguments);
+    if index as usize != real::index::ZONE_BATCH_MALLOC {
+        let request = Request { old_block: 0, size: arguments[2] as u64 };
+        return handle(Function::ZoneMemalign, request, registers, call, |result| result as u64);
+    }
+    let result = call();
+    let Status::Recording(settings) = process::status() else { return result };
+    let (thread, size) = (Thread::current(), arguments[1] as u64);
+    let _blocked = BlockedSignals::new();
+    // Its result is an unsigned int.
+    for at in 0..result as u32 as usize {
+        if count_bytes(settings, thread, thread.bytes_to_sample(), size) && !settings.is_stopped() {
+            // SAFETY: the allocator has stored as many blocks there.
+            let block = unsafe { *(arguments[2] as *const u64).add(at) };
+            let insert = || process::blocks().is_some_and(|blocks| blocks.insert(block));
+            record(settings, thread, registers, Function::ZoneMalloc, block, size, insert);
+        }
+    }
+    result
+}
+
+fn handle(
+    function: Function,
+    Request { old_block, size }: Request,
+    registers: &CallerRegisters,
+    call: impl Fn() -> usize,
+    block: impl Fn(usize) -> u64,
+) -> usize {
     let thread = Thread::current();
     let before = thread.bytes_to_sample().wrapping_add(size);
     let sp = registers[super::entry::SP];
     // After null, the entry point calls an operator new that throws: an exception cannot pass this library.
-    let pass = || if request::throws(function) { 0 } else { real::allocate(function, a, b, c) };
+    let pass = || if request::throws(function) { 0 } else { call() };
     // The allocator calls itself, or the handler of a fault allocates. A higher stack pointer means that
     // longjmp left the earlier call.
     if thread.active_sp() != 0 && sp <= thread.active_sp() {
@@ -74,16 +122,10 @@ pub unsafe extern "C" fn allocate(
     // Before the allocator can give the block to another thread.
     let is_tracked = is_tracked && release(thread, old_block);
     let left = thread.bytes_to_sample();
-    let result = real::allocate(function, a, b, c);
+    let result = call();
     // Without what the allocator counted by calling itself.
     thread.set_bytes_to_sample(left);
-    let block = match function {
-        // An int: the upper half of the register is undefined.
-        Function::PosixMemalign if result as i32 != 0 => 0,
-        // SAFETY: the allocator has stored the block there.
-        Function::PosixMemalign => unsafe { *(a as *const u64) },
-        _ => result as u64,
-    };
+    let block = block(result);
     if block == 0 {
         // A size of 0 frees the block.
         if is_tracked && size != 0 {
@@ -133,6 +175,19 @@ pub unsafe extern "C" fn free_in_zone(zone: usize, address: usize) {
 #[cfg(not(target_vendor = "apple"))]
 pub extern "C" fn forget_block(address: usize) {
     forget(address);
+}
+
+/// Handles the free of a batch of blocks of a zone.
+///
+/// # Safety
+/// Called in place of `malloc_zone_batch_free`, with the program's arguments.
+#[cfg(target_vendor = "apple")]
+pub unsafe extern "C" fn free_batch(zone: usize, blocks: *const usize, count: u32) {
+    for at in 0..count as usize {
+        // SAFETY: as many blocks are there.
+        forget(unsafe { *blocks.add(at) });
+    }
+    real::call(real::index::ZONE_BATCH_FREE, [zone, blocks as usize, count as usize, 0, 0, 0]);
 }
 
 /// Records the free of a block that may be sampled, before the allocator gets it back.

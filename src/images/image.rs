@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
 use crate::binary::elf::functions::Functions as ElfFunctions;
-use crate::binary::elf::variables;
+use crate::binary::elf::variables::{self, Variable};
 use crate::binary::exidx::{Entry, Exidx};
 use crate::binary::frame_rule::ExidxEntry;
 use crate::binary::macho::functions::Functions;
@@ -206,6 +206,13 @@ impl Image {
         let (name, size) = JIT_DESCRIPTOR;
         let find = || variables::of_size(self.bytes.as_ref().ok()?.bytes(), name, size);
         *self.jit_descriptor.get_or_init(find)
+    }
+
+    /// The data of a dynamic linker of glibc.
+    pub(super) fn loader_globals(&self) -> Option<Variable> {
+        let is_loader = self.name.starts_with("ld-") || self.name.starts_with("ld.so");
+        let bytes = self.bytes.as_ref().ok().filter(|_| is_loader)?;
+        variables::exported(bytes.bytes(), "_rtld_global")
     }
 
     /// The summary of the image's headers, if its format is supported.

@@ -1,7 +1,7 @@
 //! The images of processes over time, and JIT code. Input: mappings and bytes. Output: image and Svma of an
 //! address, rows and functions. `history.rs`: the image of an address (`space.rs`: one address space, `image.rs`:
 //! one image); `frames.rs`: facts about frames from images; `jit.rs`: JIT code; `gdb_jit.rs`: JIT code that its
-//! compiler registered; `view.rs`: the current images of one process; `code.rs`: the walker's view of all of
+//! compiler registered; `loader.rs`: libraries loaded and unloaded; `view.rs`: the current images of one process; `code.rs`: the walker's view of all of
 //! these.
 //!
 //! Pure: no OS calls, no clock. Not for: names (see `symbol`).
@@ -12,6 +12,7 @@ mod gdb_jit;
 mod history;
 mod image;
 mod jit;
+mod loader;
 mod space;
 mod view;
 
@@ -19,6 +20,7 @@ pub use gdb_jit::GdbJit;
 pub use history::{IMAGES_MAX, Images, Location, REGIONS_MAX, SPACES_MAX};
 pub use image::{Image, ImageError};
 pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
+pub use loader::{LibraryCounts, Loader};
 pub use view::ImageView;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use super::image::Image;
 use super::space::{Region, Space};
-use crate::addr::Avma;
+use crate::addr::{Avma, Svma};
 
 /// The images of one process in its current address space.
 #[derive(Clone, Copy, Debug)]
@@ -50,15 +50,28 @@ impl<'a> ImageView<'a> {
     pub(crate) fn jit_descriptors(&self) -> Vec<Avma> {
         let descriptor = |region: &Region| {
             let image = self.images.get(region.image as usize)?;
-            let svma = image.jit_descriptor()?;
-            let end = region.file_offset.checked_add(region.end - region.start)?;
-            let (offset, code) = image.object()?.code_in(&(region.file_offset..end))?;
-            let bias = (region.start + (offset - region.file_offset)).wrapping_sub(code.0);
-            Some(Avma(svma.0.wrapping_add(bias)))
+            place(image, region, image.jit_descriptor()?)
         };
         let mut found: Vec<Avma> = self.space.regions.iter().filter_map(descriptor).collect();
         found.sort_unstable();
         found.dedup();
         found
     }
+
+    /// Address and size of the data of glibc's dynamic linker (`_rtld_global`) in the process.
+    pub(super) fn loader_globals(&self) -> Option<(Avma, u64)> {
+        self.space.regions.iter().find_map(|region| {
+            let image = self.images.get(region.image as usize)?;
+            let globals = image.loader_globals()?;
+            Some((place(image, region, globals.svma)?, globals.bytes))
+        })
+    }
+}
+
+/// A stated address of an image in the process, by the code in a region of it.
+fn place(image: &Image, region: &Region, svma: Svma) -> Option<Avma> {
+    let end = region.file_offset.checked_add(region.end - region.start)?;
+    let (offset, code) = image.object()?.code_in(&(region.file_offset..end))?;
+    let bias = (region.start + (offset - region.file_offset)).wrapping_sub(code.0);
+    Some(Avma(svma.0.wrapping_add(bias)))
 }

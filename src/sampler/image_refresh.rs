@@ -2,8 +2,9 @@
 //! never so often that reads exceed a share of the time.
 
 use super::image_loads::ImageLoads;
+use super::sample::Sample;
 use crate::binary::{Mapping, MappingKind};
-use crate::images::{GdbJit, Images, JitCode};
+use crate::images::{GdbJit, Images, JitCode, LibraryCounts, Loader};
 use crate::sources::{Fault, Observed};
 
 /// Interval at which mappings are read to notice unloaded images.
@@ -37,12 +38,31 @@ pub(super) struct ImageRefresh {
     unchanged_reads: u32,
     /// The target reported a change that was not read yet.
     changed: bool,
+    loader: Option<Loader>,
+    /// Libraries that the process had loaded and unloaded before the last read and after it.
+    libraries: Option<[LibraryCounts; 2]>,
 }
 
 impl ImageRefresh {
     /// Time up to which the images are known: the start of the last read.
     pub(super) fn covers_ns(&self) -> u64 {
         self.covers_ns
+    }
+
+    /// The libraries that a process has loaded and unloaded now, if its memory is read cheaply.
+    pub(super) fn library_counts(&self, process: &mut dyn Observed) -> Option<LibraryCounts> {
+        let loader = self.loader.filter(|_| process.reads_memory_cheaply())?;
+        loader.counts(&mut |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0))
+    }
+
+    /// Whether the images are those of a sample: none was loaded between the two, or, if they were read later, none was
+    /// unloaded.
+    pub(super) fn is_of(&self, sample: &Sample) -> bool {
+        let Some([before, after]) = sample.libraries else { return true };
+        let is_newer = self.covers_ns > sample.at_ns;
+        self.libraries.is_some_and(|[first, last]| {
+            first.loads == after.loads || is_newer && last.unloads == before.unloads
+        })
     }
 
     /// Consecutive reads without changes.
@@ -59,6 +79,7 @@ impl ImageRefresh {
     pub(super) fn begin_program(&mut self) {
         self.registered = GdbJit::default();
         self.loads = ImageLoads::default();
+        (self.loader, self.libraries) = (None, None);
     }
 
     /// Notes that the target reported a change.
@@ -98,6 +119,7 @@ impl ImageRefresh {
     ) -> bool {
         let before_ns = now_ns();
         let mut changed = false;
+        let first = self.library_counts(process);
         let mut listed = process.mappings(&mut self.mappings);
         for _ in 1..LIST_TRIES {
             // A list read while mappings change is mostly consistent a moment later. Without images there are no
@@ -113,6 +135,12 @@ impl ImageRefresh {
                 self.loads.update(&self.mappings);
             }
             jit.update(number, &self.mappings, images);
+            let last = self.library_counts(process);
+            self.libraries = first.zip(last).map(|(first, last)| [first, last]);
+            if self.loader.is_none() && process.reads_memory_cheaply() {
+                let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
+                self.loader = Loader::find(images.of(number), &mut read);
+            }
         }
         self.unchanged_reads = if changed { 0 } else { self.unchanged_reads.saturating_add(1) };
         self.changed = false;

@@ -216,7 +216,8 @@ impl PushedDriver<'_> {
             }
             SourceEvent::Allocation(allocation, capture) => {
                 self.know_thread(of, process, thread);
-                let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
+                let sample =
+                    Sample { thread, capture, libraries: None, at_ns, waiting: false, off_cpu_ns: 0 };
                 let capture =
                     self.recorder.add_allocation(process, pid, sample, allocation, &mut self.frames);
                 source.walked(thread, capture, StackUse::default());
@@ -367,7 +368,7 @@ impl PushedDriver<'_> {
         self.recorder.stats.samples_pushed += 1;
         let weight_ns = self.recorder.weigh(thread, capture.status);
         let taken = weight_ns.map(|weight_ns| {
-            let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
+            let sample = Sample { thread, capture, libraries: None, at_ns, waiting: false, off_cpu_ns: 0 };
             self.recorder.add_sample(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
         });
         self.recorder.walker().set_may_prefetch(false);
@@ -388,7 +389,7 @@ impl PushedDriver<'_> {
         capture: Box<Capture>,
         weight_ns: u64,
     ) -> SampleOutcome {
-        let sample = Sample { thread, capture, at_ns, waiting: true, off_cpu_ns: 0 };
+        let sample = Sample { thread, capture, libraries: None, at_ns, waiting: true, off_cpu_ns: 0 };
         self.recorder.add_sample(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
     }
 

@@ -5,11 +5,12 @@
 //! read ([`DeferredSamples`]), and counts losses by cause. It requests only images, names and memory from the
 //! process; when and how threads are sampled is the driver's business.
 
+mod images;
+
 use hashbrown::HashMap;
 
 use super::deferred_samples::{DeferredSample, DeferredSamples, DueSamples, Rewalk};
 use super::heap::SampledHeap;
-use super::image_refresh::ImageRefresh;
 use super::options::Options;
 use super::processes::Processes;
 use super::recorded_process::{ProcessIndex, UNSAMPLED};
@@ -34,6 +35,8 @@ const ALLOCATION_STACK_MAX_BYTES: usize = 128 << 10;
 
 /// Reason for losing samples of unknown threads.
 pub(super) const UNKNOWN_THREAD: &str = "its thread is not known";
+/// Reason for samples whose code may be of a library that is not there any more.
+const OTHER_LIBRARIES: &str = "libraries were unloaded while it was taken";
 
 /// Result of taking a sample.
 #[derive(Debug)]
@@ -284,8 +287,16 @@ impl<'a> Recorder<'a> {
         frames: &mut Frames,
     ) -> SampleOutcome {
         let id = sample.thread;
-        let Some((ended, needed)) = self.walk(process, id, &sample.capture, stack_max_bytes, frames) else {
-            self.lose(UNKNOWN_THREAD, weight_ns);
+        let of = self.threads.get(&id).map(|account| account.process);
+        if !self.has_images_of(&sample)
+            && let Some(of) = of
+        {
+            self.read_images(of, process);
+        }
+        let walked = self.walk(process, id, &sample.capture, stack_max_bytes, frames);
+        // The walk may have read them again.
+        let Some((ended, needed)) = walked.filter(|_| self.has_images_of(&sample)) else {
+            self.lose(if walked.is_some() { OTHER_LIBRARIES } else { UNKNOWN_THREAD }, weight_ns);
             return SampleOutcome { stack: None, needed: StackUse::default(), sample: Some(sample) };
         };
         let waiting = (self.options.idle || self.options.off_cpu) && sample.waiting;
@@ -421,6 +432,11 @@ impl<'a> Recorder<'a> {
     ) {
         let (read_ns, _) = self.processes.images_read(of);
         for DeferredSample { sample, weight_ns, space, .. } in self.deferred.take_due(of, due, read_ns) {
+            if !self.has_images_of(&sample) {
+                self.lose(OTHER_LIBRARIES, weight_ns);
+                rewalk.spare.push(sample.capture);
+                continue;
+            }
             let (walker, processes) = (&mut self.walker, &mut self.processes);
             let walked = self.threads.get_mut(&sample.thread).and_then(|account| {
                 let (capture, most) = (&sample.capture, rewalk.stack_max_bytes);
@@ -468,61 +484,6 @@ impl<'a> Recorder<'a> {
     /// The recorded allocations.
     pub(super) fn heap(&mut self) -> &mut SampledHeap {
         &mut self.heap
-    }
-
-    // ---- images
-
-    /// Reads the images of a process; returns whether they changed.
-    pub fn read_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) -> bool {
-        let changed = self.processes.read_images(of, process, self.clock);
-        self.note_image_loads();
-        changed
-    }
-
-    /// Reads the images if they changed or may have. Reads are rate-limited, so not every one of many changes
-    /// causes one.
-    pub fn refresh_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
-        let (now_ns, wanted) = (self.clock.now_ns(), self.has_deferred(of));
-        if self.processes.refresh(of).is_some_and(|refresh| refresh.is_due(now_ns, wanted)) {
-            self.read_images(of, process);
-        }
-    }
-
-    /// Reads images known to have changed, at any cost: deferred samples cannot wait longer.
-    pub(super) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
-        if self.has_deferred(of) {
-            self.read_changed_images(of, process);
-        }
-    }
-
-    /// Reads images known to have changed, at any cost: the stack about to be walked will be reused for long.
-    pub(super) fn read_changed_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
-        if self.processes.refresh(of).is_some_and(ImageRefresh::has_changed) {
-            self.read_images(of, process);
-        }
-    }
-
-    /// Handles a reported change of images. Earlier samples are walked first.
-    pub fn images_changed(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
-        self.processes.note_change(of);
-        self.refresh_images(of, process);
-    }
-
-    /// Marks the images of a process as unread: the next walk reads them.
-    pub(super) fn forget_images_read(&mut self, of: ProcessIndex) {
-        self.processes.forget_images_read(of);
-    }
-
-    /// Number of a process's current address space.
-    fn space(&self, of: ProcessIndex) -> u32 {
-        self.processes.images_of(of).map_or(0, |images| images.space())
-    }
-
-    /// Records files loaded by processes as events.
-    fn note_image_loads(&mut self) {
-        for load in self.processes.take_loads() {
-            self.stacks.add_event(EventKind::ImageLoad, load.pid, load.at_ns, &load.path);
-        }
     }
 
     // ---- losses and times

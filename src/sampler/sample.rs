@@ -1,5 +1,6 @@
 //! The state of a thread at one moment.
 
+use crate::images::LibraryCounts;
 use crate::sources::{Capture, ThreadId};
 
 /// The state of a thread at one moment.
@@ -9,6 +10,8 @@ pub struct Sample {
     pub thread: ThreadId,
     /// Its registers and stack bytes, boxed because samples are moved often.
     pub capture: Box<Capture>,
+    /// Libraries that the process had loaded and unloaded before the capture and after it, where that is known.
+    pub libraries: Option<[LibraryCounts; 2]>,
     /// Time of arrival, nanoseconds of the sampler's clock.
     pub at_ns: u64,
     /// Whether the thread was waiting when its stop was requested.

@@ -16,6 +16,7 @@ use super::target_processes::{TOO_MANY, TargetProcesses, observed};
 use super::unsampled_time::UnsampledTime;
 use crate::addr::Avma;
 use crate::clock::Clock;
+use crate::images::LibraryCounts;
 use crate::live::Live;
 use crate::sources::{Activity, Capture, Fault, StopOutcome, Target, TargetEvent, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
@@ -68,6 +69,8 @@ struct StopState {
     /// Why its last stop gave no capture.
     unreadable: Option<&'static str>,
     wait_stack: WaitStack,
+    /// Libraries of its process before its last capture and after it.
+    libraries: Option<[LibraryCounts; 2]>,
 }
 
 impl StopState {
@@ -78,6 +81,7 @@ impl StopState {
             was_waiting: false,
             unreadable: None,
             wait_stack: WaitStack::Unknown,
+            libraries: None,
         }
     }
 }
@@ -373,10 +377,12 @@ impl<'a> StopDriver<'a> {
         }
         match outcome {
             StopOutcome::Captured => {
+                self.count_libraries(id, 1);
+                let libraries = self.threads.get(&id).and_then(|state| state.libraries);
                 let at_ns = self.clock.now_ns();
                 let waits = capture.status.is_some_and(|status| status.activity == Activity::Waiting);
                 let waiting = waited || waits;
-                self.captures.push(Sample { thread: id, capture, at_ns, waiting, off_cpu_ns: 0 });
+                self.captures.push(Sample { thread: id, capture, libraries, at_ns, waiting, off_cpu_ns: 0 });
                 return;
             }
             // Its time is not lost: the next sample carries it.

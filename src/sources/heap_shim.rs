@@ -36,4 +36,29 @@ mod tests {
         let magic: &[u8] = if cfg!(target_vendor = "apple") { b"\xcf\xfa\xed\xfe" } else { b"\x7fELF" };
         assert!(library.starts_with(magic));
     }
+
+    /// If those of C were interposed alone, libmalloc would call them from the typed ones.
+    #[test]
+    fn the_table_for_dyld_has_each_typed_function_and_its_counterpart() {
+        let source = include_str!("../heap_shim/real_macos.rs");
+        let (_, table) = source.split_once("\ntable!(").expect("a table");
+        let (count, names) = table.split_once(':').expect("its length");
+        let names: Vec<&str> = names.split(");").next().expect("its end").split(',').map(str::trim).collect();
+        // Beside `free`, whose name is taken.
+        assert_eq!(count.parse(), Ok(names.len() + 1));
+        for name in names.iter().filter(|name| **name != "malloc_type_free") {
+            let Some(rest) = name.strip_prefix("malloc_type_") else { continue };
+            let counterpart = if rest.starts_with("zone") { format!("malloc_{rest}") } else { rest.to_owned() };
+            assert!(names.contains(&counterpart.as_str()), "{name} without {counterpart}");
+        }
+        // Those that libmalloc asks about (`_malloc_detect_interposition`).
+        let of_c = ["malloc", "calloc", "realloc", "valloc", "aligned_alloc", "posix_memalign"];
+        let of_zones = ["malloc", "calloc", "realloc", "valloc", "memalign", "free"];
+        for name in of_c {
+            assert!(names.contains(&format!("malloc_type_{name}").as_str()), "{name}");
+        }
+        for name in of_zones {
+            assert!(names.contains(&format!("malloc_type_zone_{name}").as_str()), "{name}");
+        }
+    }
 }

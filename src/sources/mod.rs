@@ -353,6 +353,11 @@ pub trait Observed {
         false
     }
 
+    /// Whether a read of its memory costs little more than a system call, so that each sample may take some.
+    fn reads_memory_cheaply(&self) -> bool {
+        false
+    }
+
     /// The bytes of the mapped file, verified to be that file.
     ///
     /// # Errors

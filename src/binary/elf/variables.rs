@@ -47,6 +47,20 @@ pub fn of_size(bytes: &[u8], name: &str, size: u64) -> Option<Svma> {
     }
 }
 
+/// The exported variable with this name.
+#[must_use]
+pub fn exported(bytes: &[u8], name: &str) -> Option<Variable> {
+    // Of 64-bit files.
+    let header = FileHeader64::<LittleEndian>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let table = header.sections(endian, bytes).ok()?.symbols(endian, bytes, elf::SHT_DYNSYM).ok()?;
+    let mut variables =
+        table.iter().filter(|symbol| symbol.st_type() == elf::STT_OBJECT && !symbol.is_undefined(endian));
+    let found = variables
+        .find(|symbol| table.symbol_name(endian, symbol).is_ok_and(|found| found == name.as_bytes()))?;
+    Some(Variable { svma: Svma(found.st_value(endian)), bytes: found.st_size(endian) })
+}
+
 fn of_size_in<H: FileHeader<Endian = LittleEndian>>(data: &[u8], name: &str, size: u64) -> Option<Svma> {
     let header = H::parse(data).ok()?;
     let endian = header.endian().ok()?;

@@ -58,6 +58,90 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
+/// Stores six arguments and the caller's registers, and calls `sample::allocate_wide` with these and the number in w16.
+///
+/// # Safety
+/// Jumped to by an entry point, so that x30 is the return address of its caller.
+#[unsafe(naked)]
+unsafe extern "C" fn allocate_wide_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub sp, sp, #192",
+        ".cfi_def_cfa_offset 192",
+        "stp x29, x30, [sp, #176]",
+        ".cfi_offset w29, -16",
+        ".cfi_offset w30, -8",
+        "stp x0, x1, [sp]",
+        "stp x2, x3, [sp, #16]",
+        "stp x4, x5, [sp, #32]",
+        "stp x19, x20, [sp, #48]",
+        "stp x21, x22, [sp, #64]",
+        "stp x23, x24, [sp, #80]",
+        "stp x25, x26, [sp, #96]",
+        "stp x27, x28, [sp, #112]",
+        "stp x29, x30, [sp, #128]",
+        // The stack pointer after the return, and the return address.
+        "add x9, sp, #192",
+        "stp x9, x30, [sp, #144]",
+        "add x29, sp, #176",
+        "mov x0, sp",
+        "add x1, sp, #48",
+        "mov w2, w16",
+        "bl {allocate}",
+        "ldp x29, x30, [sp, #176]",
+        "add sp, sp, #192",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore w29",
+        ".cfi_restore w30",
+        "ret",
+        ".cfi_endproc",
+        allocate = sym sample::allocate_wide,
+    )
+}
+
+/// Defines a function with more than three arguments: the index of the function that it stands for, and the register with
+/// its size. Without a size each call takes the slow path.
+macro_rules! wide {
+    ($name:ident, $real:expr) => {
+        /// # Safety
+        /// Called in place of the function of this name.
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!("mov w16, #{index}", "b {slow}", index = const $real, slow = sym allocate_wide_slowly)
+        }
+    };
+    ($name:ident, $real:expr, $size:literal) => {
+        /// # Safety
+        /// Called in place of the function of this name.
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "adrp x11, {left}@PAGE",
+                "ldr x11, [x11, {left}@PAGEOFF]",
+                "cbz x11, 2f",
+                "mrs x10, tpidrro_el0",
+                "and x10, x10, #0xfffffffffffffff8",
+                "ldr x12, [x10, x11]",
+                concat!("subs x12, x12, ", $size),
+                "str x12, [x10, x11]",
+                "b.le 2f",
+                "adrp x16, {real}@PAGE",
+                "add x16, x16, {real}@PAGEOFF",
+                "ldr x16, [x16, #8 * {index}]",
+                "br x16",
+                "2: mov w16, #{index}",
+                "b {slow}",
+                ".cfi_endproc",
+                left = sym LEFT_OFFSET,
+                real = sym REAL,
+                index = const $real,
+                slow = sym allocate_wide_slowly,
+            )
+        }
+    };
+}
+
 /// Defines a function with this name: the slow path of a `Function`, the index of the function that it stands for, and
 /// its size, which is computed into x9.
 macro_rules! allocation {
@@ -256,3 +340,9 @@ allocation!(malloc_type_zone_valloc, ZoneValloc, index::TYPE_ZONE_VALLOC, "mov x
 resizing!(malloc_type_zone_realloc, "x2", reallocate_in_zone_slowly, malloc_type_zone_realloc_counted);
 filtered!(malloc_type_zone_realloc_counted, "x1", index::TYPE_ZONE_REALLOC, reallocate_in_zone_slowly);
 filtered!(malloc_type_zone_free, "x1", index::TYPE_ZONE_FREE, sample::free_in_zone);
+
+wide!(malloc_zone_malloc_with_options, index::ZONE_WITH_OPTIONS, "x2");
+wide!(malloc_type_zone_malloc_with_options, index::TYPE_ZONE_WITH_OPTIONS, "x2");
+wide!(malloc_zone_batch_malloc, index::ZONE_BATCH_MALLOC);
+filtered!(malloc_zone_free_definite_size, "x1", index::ZONE_FREE_DEFINITE_SIZE, sample::free_in_zone);
+pub use sample::free_batch as malloc_zone_batch_free;

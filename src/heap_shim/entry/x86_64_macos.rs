@@ -53,6 +53,82 @@ unsafe extern "C" fn allocate_slowly() {
     )
 }
 
+/// Stores six arguments and the caller's registers, and calls `sample::allocate_wide` with these and the number in eax.
+///
+/// # Safety
+/// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
+#[unsafe(naked)]
+unsafe extern "C" fn allocate_wide_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub rsp, 120",
+        ".cfi_def_cfa_offset 128",
+        "mov qword ptr [rsp], rdi",
+        "mov qword ptr [rsp + 8], rsi",
+        "mov qword ptr [rsp + 16], rdx",
+        "mov qword ptr [rsp + 24], rcx",
+        "mov qword ptr [rsp + 32], r8",
+        "mov qword ptr [rsp + 40], r9",
+        "mov qword ptr [rsp + 48], rbx",
+        "mov qword ptr [rsp + 56], rbp",
+        "mov qword ptr [rsp + 64], r12",
+        "mov qword ptr [rsp + 72], r13",
+        "mov qword ptr [rsp + 80], r14",
+        "mov qword ptr [rsp + 88], r15",
+        // After the return.
+        "lea rcx, [rsp + 128]",
+        "mov qword ptr [rsp + 96], rcx",
+        "mov rcx, qword ptr [rsp + 120]",
+        "mov qword ptr [rsp + 104], rcx",
+        "mov rdi, rsp",
+        "lea rsi, [rsp + 48]",
+        "mov edx, eax",
+        "call {allocate}",
+        "add rsp, 120",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        allocate = sym sample::allocate_wide,
+    )
+}
+
+/// Defines a function with more than three arguments: the index of the function that it stands for, and its size, which
+/// is computed into rax. Without a size each call takes the slow path.
+macro_rules! wide {
+    ($name:ident, $real:expr) => {
+        /// # Safety
+        /// Called in place of the function of this name.
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!("mov eax, {index}", "jmp {slow}", index = const $real, slow = sym allocate_wide_slowly)
+        }
+    };
+    ($name:ident, $real:expr, $size:literal) => {
+        /// # Safety
+        /// Called in place of the function of this name.
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $size,
+                "mov r11, qword ptr [rip + {left}]",
+                "test r11, r11",
+                "je 2f",
+                "sub qword ptr gs:[r11], rax",
+                "jle 2f",
+                "jmp qword ptr [rip + {real} + 8 * {index}]",
+                "2: mov eax, {index}",
+                "jmp {slow}",
+                ".cfi_endproc",
+                left = sym LEFT_OFFSET,
+                real = sym REAL,
+                index = const $real,
+                slow = sym allocate_wide_slowly,
+            )
+        }
+    };
+}
+
 /// Defines a function with this name: the slow path of a `Function`, the index of the function that it stands for, and
 /// its size, which is computed into rax.
 macro_rules! allocation {
@@ -246,3 +322,9 @@ allocation!(malloc_type_zone_valloc, ZoneValloc, index::TYPE_ZONE_VALLOC, "mov r
 resizing!(malloc_type_zone_realloc, "rdx", reallocate_in_zone_slowly, malloc_type_zone_realloc_counted);
 filtered!(malloc_type_zone_realloc_counted, "esi", index::TYPE_ZONE_REALLOC, reallocate_in_zone_slowly);
 filtered!(malloc_type_zone_free, "esi", index::TYPE_ZONE_FREE, sample::free_in_zone);
+
+wide!(malloc_zone_malloc_with_options, index::ZONE_WITH_OPTIONS, "mov rax, rdx");
+wide!(malloc_type_zone_malloc_with_options, index::TYPE_ZONE_WITH_OPTIONS, "mov rax, rdx");
+wide!(malloc_zone_batch_malloc, index::ZONE_BATCH_MALLOC);
+filtered!(malloc_zone_free_definite_size, "esi", index::ZONE_FREE_DEFINITE_SIZE, sample::free_in_zone);
+pub use sample::free_batch as malloc_zone_batch_free;

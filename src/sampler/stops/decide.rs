@@ -1,6 +1,7 @@
 //! The tick's decision for a polled thread: request a stop, weigh its known waiting stack again, or leave it
 //! alone.
 
+use super::super::target_processes::observed;
 use super::{StopDriver, WaitStack};
 use crate::sources::{Activity, Fault, ThreadId, ThreadStatus};
 
@@ -107,6 +108,7 @@ impl StopDriver<'_> {
 
     pub(super) fn request_stop(&mut self, id: ThreadId, waiting: bool) -> bool {
         let stack_bytes = self.stack_bytes(id);
+        self.count_libraries(id, 0);
         let Some(state) = self.threads.get_mut(&id) else { return false };
         match self.target.interrupt(id, stack_bytes, self.options.idle || waiting) {
             Ok(()) => {
@@ -117,5 +119,18 @@ impl StopDriver<'_> {
             // An event reports its end, and its usage is counted then.
             Err(_) => false,
         }
+    }
+
+    /// Counts the libraries of a thread's process before a capture, 0, or after it, 1.
+    pub(super) fn count_libraries(&mut self, id: ThreadId, after: usize) {
+        let Some(state) = self.threads.get_mut(&id) else { return };
+        let of = self.processes.index(state.process);
+        let process = observed(self.target, state.process);
+        let counts = of.zip(process).and_then(|(of, process)| self.recorder.library_counts(of, process));
+        state.libraries = match (after, state.libraries, counts) {
+            (0, _, Some(counts)) => Some([counts; 2]),
+            (_, Some([before, _]), Some(counts)) => Some([before, counts]),
+            _ => None,
+        };
     }
 }

@@ -19,8 +19,10 @@ impl StopDriver<'_> {
     /// source cannot. Returns whether a stop was requested.
     pub(super) fn capture_waiting(&mut self, id: ThreadId) -> bool {
         let mut capture = self.captures.buffer();
+        self.count_libraries(id, 0);
         let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         if seen == SleepingThread::Captured {
+            self.count_libraries(id, 1);
             self.captures.push_sleeping(id, capture);
             return false;
         }
@@ -42,11 +44,20 @@ impl StopDriver<'_> {
         }
         for (id, capture) in sleeping.drain(..) {
             if self.is_shown_whole(id, &capture) || self.target.is_harmed_by_stops(id) {
+                let mut libraries = None;
                 if let Some(state) = self.threads.get_mut(&id) {
                     state.was_waiting = true;
+                    libraries = state.libraries;
                 }
                 let at_ns = self.clock.now_ns();
-                self.captures.push(Sample { thread: id, capture, at_ns, waiting: true, off_cpu_ns: 0 });
+                self.captures.push(Sample {
+                    thread: id,
+                    capture,
+                    libraries,
+                    at_ns,
+                    waiting: true,
+                    off_cpu_ns: 0,
+                });
             } else {
                 self.captures.give_back(capture);
                 self.request_stop(id, true);

@@ -231,6 +231,10 @@ impl Observed for TracedProcess {
         self.maps.last_bytes(self.memory_of, mapping, &self.files, None)
     }
 
+    fn reads_memory_cheaply(&self) -> bool {
+        true
+    }
+
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
     }

@@ -42,6 +42,10 @@ impl Observed for LinuxTarget {
         self.tracees.main_mut().image_bytes(mapping)
     }
 
+    fn reads_memory_cheaply(&self) -> bool {
+        true
+    }
+
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         self.tracees.main_mut().read_memory(from, into)
     }
