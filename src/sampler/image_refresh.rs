@@ -261,6 +261,39 @@ mod tests {
         assert_eq!((images.images().len(), read_ns), (21, 2_101_000_000));
     }
 
+    #[test]
+    fn images_are_those_of_a_sample_if_nothing_was_loaded_or_unloaded_between() {
+        let counts = |loads, unloads| LibraryCounts { loads, unloads };
+        let (early, late) = (10, 30);
+        for (list, covers_ns, sample, expected) in [
+            // The same libraries.
+            ([counts(5, 0); 2], early, [counts(5, 0); 2], true),
+            // Unloaded since: what the stack leads to was not.
+            ([counts(5, 0); 2], early, [counts(5, 1); 2], true),
+            // Loaded since, perhaps at the address of one that was unloaded.
+            ([counts(5, 0); 2], early, [counts(6, 1); 2], false),
+            ([counts(5, 0); 2], early, [counts(6, 0); 2], false),
+            // Read after the sample: only loaded since; unloaded too; while it was taken; while they were read.
+            ([counts(7, 1); 2], late, [counts(6, 1); 2], true),
+            ([counts(7, 2); 2], late, [counts(6, 1); 2], false),
+            ([counts(7, 1); 2], late, [counts(5, 0), counts(6, 1)], false),
+            ([counts(7, 1), counts(7, 2)], late, [counts(6, 1); 2], false),
+        ] {
+            let refresh = ImageRefresh { libraries: Some(list), covers_ns, ..ImageRefresh::default() };
+            let sample = Sample {
+                thread: ThreadId(1),
+                capture: Box::default(),
+                libraries: Some(sample),
+                at_ns: 20,
+                waiting: false,
+                off_cpu_ns: 0,
+            };
+            assert_eq!(refresh.is_of(&sample), expected, "{list:?} {covers_ns} {sample:?}");
+            assert!(!ImageRefresh::default().is_of(&sample), "nothing was read");
+            assert!(refresh.is_of(&Sample { libraries: None, ..sample }), "where they are not known");
+        }
+    }
+
     /// A process without mappings.
     struct Empty {
         reports: bool,

@@ -48,7 +48,8 @@ mod tests {
         assert_eq!(count.parse(), Ok(names.len() + 1));
         for name in names.iter().filter(|name| **name != "malloc_type_free") {
             let Some(rest) = name.strip_prefix("malloc_type_") else { continue };
-            let counterpart = if rest.starts_with("zone") { format!("malloc_{rest}") } else { rest.to_owned() };
+            let counterpart =
+                if rest.starts_with("zone") { format!("malloc_{rest}") } else { rest.to_owned() };
             assert!(names.contains(&counterpart.as_str()), "{name} without {counterpart}");
         }
         // Those that libmalloc asks about (`_malloc_detect_interposition`).
