@@ -528,7 +528,7 @@ fn a_table_with_more_symbols_than_real_ones_is_not_read() {
 
 #[test]
 fn what_all_sections_of_a_file_unpack_to_is_bounded_together() {
-    const UNPACKED: usize = 42 << 20;
+    const UNPACKED: usize = 56 << 20;
     let random = |seed| {
         let mut random = crate::rng::Rng::new(seed);
         let noise: Vec<u8> = (0..UNPACKED / 90).map(|_| random.next() as u8).collect();
