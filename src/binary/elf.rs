@@ -200,16 +200,38 @@ pub(crate) fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
     sections.get(index).and_then(|names| names.data(LittleEndian, bytes).ok()).unwrap_or_default()
 }
 
-/// By section: its stated addresses, if it contains instructions.
-pub(crate) fn code_ranges<H: FileHeader<Endian = LittleEndian>>(
-    sections: &[H::SectionHeader],
-) -> Vec<Option<Range<u64>>> {
-    let range = |section: &H::SectionHeader| {
-        let start: u64 = section.sh_addr(LittleEndian).into();
-        let end = start.checked_add(section.sh_size(LittleEndian).into())?;
-        (section.sh_flags(LittleEndian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
-    };
-    sections.iter().map(range).collect()
+/// The stated addresses of the sections with instructions.
+pub(crate) struct CodeSections {
+    /// By section.
+    pub(crate) ranges: Vec<Option<Range<u64>>>,
+    /// By first address.
+    sorted: Vec<Range<u64>>,
+}
+
+impl CodeSections {
+    pub(crate) fn new<H: FileHeader<Endian = LittleEndian>>(sections: &[H::SectionHeader]) -> CodeSections {
+        let range = |section: &H::SectionHeader| {
+            let start: u64 = section.sh_addr(LittleEndian).into();
+            let end = start.checked_add(section.sh_size(LittleEndian).into())?;
+            (section.sh_flags(LittleEndian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
+        };
+        let ranges: Vec<_> = sections.iter().map(range).collect();
+        let mut sorted: Vec<_> = ranges.iter().flatten().cloned().collect();
+        sorted.sort_unstable_by_key(|range| range.start);
+        CodeSections { ranges, sorted }
+    }
+
+    /// The section of a symbol with this value. That of a function is found by its address if its number is wrong:
+    /// patchelf sorts the sections and leaves `.symtab` with the numbers of before. The value of a label is no
+    /// evidence (`_etext` is the end of its section).
+    pub(crate) fn of_symbol(&self, number: usize, value: u64, is_function: bool) -> Option<&Range<u64>> {
+        let contains = |range: &&Range<u64>| range.contains(&value);
+        let numbered = self.ranges.get(number).and_then(Option::as_ref).filter(contains);
+        numbered.or_else(|| {
+            let after = self.sorted.partition_point(|range| range.start <= value);
+            self.sorted.get(after.checked_sub(1)?).filter(|range| is_function && contains(range))
+        })
+    }
 }
 
 /// The symbol table of a kind, or an empty one.

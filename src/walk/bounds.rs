@@ -20,6 +20,8 @@ pub(super) enum Failure {
     First,
     /// The return address is null, according to unwind information.
     Null,
+    /// It needs unknown memory of another stack.
+    OtherStack,
 }
 
 impl Failure {
@@ -28,6 +30,7 @@ impl Failure {
             Failure::OutsideCopy => StackEnd::DeeperThanCopied,
             Failure::Refused | Failure::Null => StackEnd::BrokenFrameChain,
             Failure::First => StackEnd::Root,
+            Failure::OtherStack => StackEnd::OtherStack,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::bounds::{Failure, why_not};
+use super::bounds::{Failure, is_in_stack, why_not};
 use super::words::Word;
 use crate::addr::Avma;
 use crate::leb128::Leb128;
@@ -61,23 +61,37 @@ impl<W: Word> Machine<'_, W> {
         }
         let mut at = 0;
         let mut left = OPERATIONS_MAX;
+        let mut is_pointer = false;
         while at < code.len() {
             left = left.checked_sub(1).ok_or(Failure::Refused)?;
             at = match code.get(at) {
-                Some(0x06) => self.load(&mut values).map(|()| at + 1)?,
+                Some(0x06) => {
+                    self.load(&mut values, is_pointer)?;
+                    is_pointer = true;
+                    at + 1
+                }
                 _ => self.operation(code, at, &mut values).ok_or(Failure::Refused)?,
             };
         }
         values.pop().ok_or(Failure::Refused)
     }
 
-    /// deref
-    fn load(&self, values: &mut Values) -> Result<(), Failure> {
+    /// deref; `is_pointer`: of a value from memory, which may lead to other memory (that of the stack from which a
+    /// fiber of OCaml was resumed).
+    fn load(&self, values: &mut Values, is_pointer: bool) -> Result<(), Failure> {
         let at = Avma(values.pop().ok_or(Failure::Refused)?);
-        if at < self.lowest {
+        let is_elsewhere = is_pointer && !is_in_stack(at, self.input);
+        if at < self.lowest && !is_elsewhere {
             return Err(Failure::Refused);
         }
-        let word = self.input.read::<W>(at).ok_or_else(|| why_not(at, self.input))?;
+        let word = match self.input.read::<W>(at) {
+            Some(word) => word,
+            None if is_elsewhere => {
+                let outer = self.input.outer.and_then(|outer| outer.word(at, 1 << W::SHIFT));
+                outer.ok_or(Failure::OtherStack)?
+            }
+            None => return Err(why_not(at, self.input)),
+        };
         values.push(word).ok_or(Failure::Refused)
     }
 

@@ -44,18 +44,26 @@ impl<P: Processor> Frame<P> {
         }
     }
 
-    /// The caller's registers by a row of any form, with the stack pointer at the CFA. The address is still that
-    /// of `self`.
-    pub(super) fn by_row(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    fn machine<'a>(&'a self, input: &'a Input<'a>) -> Machine<'a, P::Word> {
         let (word, lowest) = (PhantomData::<P::Word>, self.lowest());
-        let machine = Machine { word, registers: self.registers.as_ref(), lowest, input };
-        let cfa = match &row.cfa {
+        Machine { word, registers: self.registers.as_ref(), lowest, input }
+    }
+
+    /// The CFA of a row.
+    pub(super) fn cfa(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<u64, Failure> {
+        match &row.cfa {
             Cfa::Register(register, offset) => {
-                let base = machine.registers.get(usize::from(*register)).ok_or(Failure::Refused)?;
-                base.wrapping_add_signed(*offset)
+                let base = self.registers.as_ref().get(usize::from(*register)).ok_or(Failure::Refused)?;
+                Ok(base.wrapping_add_signed(*offset))
             }
-            Cfa::Expression(code) => machine.evaluate(code, None)?,
-        };
+            Cfa::Expression(code) => self.machine(input).evaluate(code, None),
+        }
+    }
+
+    /// The caller's registers by a row of any form with this CFA, which becomes the stack pointer. The address is
+    /// still that of `self`.
+    pub(super) fn by_row(&self, row: &RowOf<P>, cfa: u64, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+        let machine = self.machine(input);
         let mut next = *self;
         next.registers[usize::from(P::STACK_POINTER)] = cfa;
         for (register, column) in row.columns.as_ref().iter().enumerate() {

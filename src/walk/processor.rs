@@ -6,14 +6,24 @@ use super::Code;
 use super::flow::state::{Effect, FlowState};
 use super::words::Word;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{Columns, Row};
+use crate::binary::frame_rule::{Column, Columns, Row};
 
 /// A row of unwind information of a processor.
 pub(super) type RowOf<P> = Row<<P as Processor>::Columns>;
 
 /// The row of unwind information at a look-up address; `None` if there is none for this processor.
+///
+/// OCaml 5 marks functions that switch stacks as signal frames, since gdb allows only these to lead to a lower stack
+/// pointer; but a row with the return address right below the CFA was called, and interrupts nothing.
 pub(super) fn row<P: Processor>(code: &dyn Code, lookup: Avma) -> Option<RowOf<P>> {
-    P::Columns::row(code.row(lookup)?)
+    let mut row = P::Columns::row(code.row(lookup)?)?;
+    if row.signal && P::LINK.is_none() {
+        let columns = row.columns.as_ref();
+        let is_called = columns.get(P::RETURN_COLUMN) == Some(&Column::At(-P::pushed_by_call()));
+        let states_sp = columns.get(usize::from(P::STACK_POINTER)).is_some_and(|sp| *sp != Column::Same);
+        row.signal = !is_called || states_sp;
+    }
+    Some(row)
 }
 
 /// Values of the registers that a processor's rows may refer to.
@@ -58,7 +68,8 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
     /// Callee-saved registers, without the stack pointer.
     const SAVED: &'static [u8];
     /// Groups of base registers for rows from a function's entry: all paths must agree by one group, and the first
-    /// register in it that leads to the frame is used.
+    /// register in it that leads to the frame is used. Groups after the first need the bounds of the function, or
+    /// that every path is followed.
     const BASES: &'static [&'static [u8]] = &[&[Self::FRAME_POINTER, Self::STACK_POINTER]];
     /// Whether a jump to another function proves that the link register holds the caller. False if compilers jump
     /// from the body of a function to a split-off part of it.

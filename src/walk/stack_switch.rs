@@ -1,6 +1,6 @@
 //! Stack switches that a walk follows: a signal handler on the alternate stack (sigaltstack(2)), where the kernel
 //! saved the interrupted registers, and functions that call on another stack (`__morestack` of split stacks,
-//! `rust_psm_on_stack`) and have rows relative to the frame pointer.
+//! `rust_psm_on_stack`, those of OCaml 5) and have rows relative to the frame pointer or to a stack pointer in memory.
 //!
 //! Input: a frame and its caller; output: the [`Input`] for the rest of the walk. Its words are those of
 //! [`OuterStack`](super::OuterStack), as far as they are known for the time of the sample.
@@ -21,8 +21,11 @@ use crate::addr::{Avma, CodeAddress};
 const SWITCHES_MAX: u32 = 1024;
 
 /// The switches of a walk so far.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StackSwitches {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StackSwitches<'a> {
+    /// The copied stack, and the end of its memory.
+    copied: StackBytes<'a>,
+    limit: Option<Avma>,
     count: u32,
     /// The stack pointer after the switch numbered by the last power of two: if it recurs, the switches form a
     /// cycle.
@@ -31,7 +34,13 @@ pub(super) struct StackSwitches {
     by_call: bool,
 }
 
-impl StackSwitches {
+impl<'a> StackSwitches<'a> {
+    /// No switches of a walk that begins on the copied stack.
+    pub(super) fn new(input: &Input<'a>) -> StackSwitches<'a> {
+        let (copied, limit) = (input.stack, input.stack_limit);
+        StackSwitches { copied, limit, count: 0, mark: Avma(0), by_call: false }
+    }
+
     /// Whether the signal of the last switch interrupted a system call, which may have raised it. Coroutines are
     /// created like this, and their handlers have returned: later calls on that stack contradict the frames.
     pub(super) fn is_by_call(&self) -> bool {
@@ -60,7 +69,7 @@ impl StackSwitches {
         &mut self,
         from: &Frame<P>,
         next: &Frame<P>,
-        input: &mut Input<'_>,
+        input: &mut Input<'a>,
     ) -> Result<(), StackEnd> {
         let CodeAddress::Return(trampoline) = from.address else { return Ok(()) };
         // If the blocked signals are unknown, words of this stack may still lead to the caller.
@@ -99,13 +108,13 @@ impl StackSwitches {
         &mut self,
         frame: &mut Frame<P>,
         lowest: Avma,
-        input: &mut Input<'_>,
+        input: &mut Input<'a>,
     ) -> Result<(), StackEnd> {
         frame.registers[usize::from(P::STACK_POINTER)] = lowest.0;
         self.go_to(lowest, input)
     }
 
-    fn go_to(&mut self, lowest: Avma, input: &mut Input<'_>) -> Result<(), StackEnd> {
+    fn go_to(&mut self, lowest: Avma, input: &mut Input<'a>) -> Result<(), StackEnd> {
         if self.count >= SWITCHES_MAX || self.count > 0 && lowest == self.mark {
             return Err(StackEnd::BrokenFrameChain);
         }
@@ -113,10 +122,11 @@ impl StackSwitches {
         if self.count.is_power_of_two() {
             self.mark = lowest;
         }
-        let copied = lowest.0.checked_sub(input.stack.base.0);
-        let copied = copied.and_then(|from| input.stack.bytes.get(usize::try_from(from).ok()?..));
+        let copied = lowest.0.checked_sub(self.copied.base.0);
+        let copied = copied.and_then(|from| self.copied.bytes.get(usize::try_from(from).ok()?..));
+        let copied = copied.filter(|bytes| !bytes.is_empty());
         input.stack = StackBytes { base: lowest, bytes: copied.unwrap_or_default() };
-        input.stack_limit = None;
+        input.stack_limit = copied.and(self.limit);
         Ok(())
     }
 }

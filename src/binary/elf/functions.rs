@@ -12,7 +12,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Class, class, code_ranges, section_names, symbols};
+use super::{Class, CodeSections, class, section_names, symbols};
 use crate::addr::Svma;
 use crate::binary::gopclntab::GoFunctions;
 
@@ -123,13 +123,13 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
     let headers = header.section_headers(endian, data)?;
     let names = section_names(header, data, headers);
     let sections = SectionTable::<H>::new(headers, Default::default());
-    let code = code_ranges::<H>(headers);
+    let code = CodeSections::new::<H>(headers);
     let name_of = |section: &H::SectionHeader| {
         let from = usize::try_from(section.sh_name(endian)).ok()?;
         names.get(from..)?.split(|byte| *byte == 0).next()
     };
     let mut found = Vec::new();
-    for (section, range) in headers.iter().zip(&code) {
+    for (section, range) in headers.iter().zip(&code.ranges) {
         if let Some(range) = range
             && name_of(section).is_some_and(|name| WHOLE.contains(&name))
         {
@@ -146,13 +146,10 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
                 continue;
             }
             let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
-            let Some(Some(section)) = code.get(section.0) else { continue };
             let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
             let is_t32 = (header.e_machine(endian) == elf::EM_ARM).then_some(value & 1 != 0);
             let start = if is_t32 == Some(true) { value - 1 } else { value };
-            if !section.contains(&start) {
-                continue;
-            }
+            let Some(section) = code.of_symbol(section.0, start, true) else { continue };
             let end = if size == 0 { section.end } else { start.saturating_add(size).min(section.end) };
             let name_at = names_at.and_then(|(offset, size)| {
                 let name = u64::from(symbol.st_name(endian));

@@ -14,7 +14,7 @@ use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
 use super::{COMPARED_BYTES_MAX, Entry, NONE, OPEN_ENDED, function_end, name_at};
 use crate::binary::FormatError;
-use crate::binary::elf::{Class, class, code_ranges, symbols};
+use crate::binary::elf::{Class, CodeSections, class, symbols};
 use crate::binary::gopclntab::GoFunctions;
 use crate::symbol::Why;
 
@@ -69,7 +69,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<SymbolSe
     let endian = header.endian().map_err(bad)?;
     let headers = header.section_headers(endian, data).map_err(bad)?;
     let sections = SectionTable::<H>::new(headers, Default::default());
-    let code = code_ranges::<H>(headers);
+    let code = CodeSections::new::<H>(headers);
     let mut why = Why::NoSymbols;
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
         match collect_from::<H>(endian, data, &sections, kind, &code, header.e_machine(endian)) {
@@ -99,7 +99,7 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
     data: &[u8],
     sections: &SectionTable<'_, H>,
     kind: elf::SectionType,
-    code: &[Option<Range<u64>>],
+    code: &CodeSections,
     machine: elf::Machine,
 ) -> Result<(Vec<Entry>, Range<usize>), FormatError> {
     let table = symbols(sections, data, kind)?;
@@ -120,16 +120,14 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
         }
         // An invalid section number loses one symbol, not the table.
         let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
-        let Some(Some(section)) = code.get(section.0) else { continue };
         let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
         // The lowest bit of a function marks T32 ("ELF for the Arm Architecture", 5.5.3).
         let is_function = symbol.st_type() != elf::STT_NOTYPE;
         let start = if machine == elf::EM_ARM && is_function { value & !1 } else { value };
         let name = symbol.st_name(endian);
-        // Outside its section: `_etext` and other linker-defined symbols.
-        if name == 0 || !section.contains(&start) {
+        let Some(section) = code.of_symbol(section.0, start, is_function).filter(|_| name != 0) else {
             continue;
-        }
+        };
         if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, COMPARED_BYTES_MAX)) {
             continue;
         }

@@ -268,6 +268,31 @@ fn a_symbol_without_a_name_is_no_answer() {
 }
 
 #[test]
+fn a_function_with_the_number_of_another_section_is_found_by_its_address() {
+    // patchelf sorts the sections: 3 is the symbol table itself, 77 no section. A label has no section but its own.
+    let symbol = |name: u32, section: u16, kind: u8, svma: u64| {
+        let mut symbol = build::function(name, svma, 16);
+        symbol[4] = kind;
+        symbol[6..8].copy_from_slice(&section.to_le_bytes());
+        symbol
+    };
+    let symbols = [
+        symbol(1, 3, 2, build::TEXT),
+        symbol(3, 77, 2, build::TEXT + 16),
+        symbol(5, 3, 0, build::TEXT + 32),
+        symbol(7, 3, 2, 2 * build::TEXT),
+    ];
+    let sections = build::symbols(&symbols, b"\0a\0b\0c\0d\0".to_vec());
+    let file = build::file(build::X86_64, &sections);
+    let table = SymbolTable::parse(&ImageBytes::new(file.clone())).unwrap();
+    let named = |offset| name(&table, build::TEXT + offset).ok();
+    assert_eq!([0, 16, 32].map(named), [Some("a".to_owned()), Some("b".to_owned()), None]);
+    let functions = crate::binary::elf::Functions::read(&file);
+    let starts = |offset| functions.at(Svma(build::TEXT + offset), &file).map(|range| range.start.0);
+    assert_eq!([8, 24, 40].map(starts), [Some(build::TEXT), Some(build::TEXT + 16), None]);
+}
+
+#[test]
 fn markers_for_tools_are_no_names() {
     for mark in ["$x", "$d", "$x.3", "$d.realdata", ".Lloop", ".annobin_main.c"] {
         assert!(is_mark(mark.as_bytes()), "{mark}");

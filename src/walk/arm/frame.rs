@@ -68,7 +68,10 @@ impl Frame {
 
     /// The caller by a row.
     pub(super) fn by_row(&self, row: &RowArm, input: &Input<'_>) -> Result<Caller, Failure> {
-        let mut next = self.inner().by_row(row, input)?;
+        let mut next = {
+            let inner = self.inner();
+            inner.by_row(row, inner.cfa(row, input)?, input)?
+        };
         for (register, column) in next.registers.iter_mut().zip(&row.columns) {
             if *column == Column::Undefined {
                 *register = UNKNOWN_REGISTER;

@@ -27,7 +27,17 @@ impl<P: Processor> Frame<P> {
         row: &RowOf<P>,
         input: &Input<'_>,
     ) -> Result<Frame<P>, Failure> {
-        let mut next = self.by_row(row, input)?;
+        self.caller_at(row, self.cfa(row, input)?, input)
+    }
+
+    /// The caller by a row of any form, whose CFA is known.
+    pub(in crate::walk) fn caller_at(
+        &self,
+        row: &RowOf<P>,
+        cfa: u64,
+        input: &Input<'_>,
+    ) -> Result<Frame<P>, Failure> {
+        let mut next = self.by_row(row, cfa, input)?;
         let pc = P::Columns::COUNT - 1;
         if row.signal {
             // A row without a separate program counter has it in the caller's link register.

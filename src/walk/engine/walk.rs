@@ -75,7 +75,7 @@ impl<P: Unwind> Engine<P> {
             return WalkResult { ended: StackEnd::Root, reached };
         }
         let mut completeness = Completeness::default();
-        let mut switches = StackSwitches::default();
+        let mut switches = StackSwitches::new(input);
         let mut input = *input;
         loop {
             let input = &mut input;

@@ -134,10 +134,13 @@ fn frame_on_all_paths<P: Processor>(
     past_calls: bool,
     code: &dyn Code,
 ) -> Option<RowOf<P>> {
-    P::BASES.iter().find_map(|bases| {
+    let (entry, at) = entry_and_at;
+    let is_known = || function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code).is_some();
+    let groups = if P::EVERY_PATH || is_known() { P::BASES } else { &P::BASES[..1] };
+    groups.iter().find_map(|bases| {
         let row = |state: &FlowState| row_in_function::<P>(state, bases);
         let paths = (*bases, past_calls);
-        on_all_paths::<P, _>(entry_and_at, returned, paths, code, row, is_same_frame::<P>)
+        on_all_paths::<P, _>((entry, at), returned, paths, code, row, is_same_frame::<P>)
     })
 }
 

@@ -296,6 +296,38 @@ fn a_noreturn_function_is_followed_from_its_entry() {
 }
 
 #[test]
+fn an_aligned_stack_pointer_leads_back_by_the_register_that_keeps_the_former_one() {
+    // A kernel of OpenBLAS (sgemm_kernel_PRESCOTT), with a loop that has no end.
+    let bytes = vec![
+        0x48, 0x83, 0xec, 0x40, //                         +00 sub $64,%rsp
+        0x48, 0x89, 0x1c, 0x24, //                         +04 mov %rbx,(%rsp)
+        0x48, 0x89, 0x6c, 0x24, 0x08, //                   +08 mov %rbp,8(%rsp)
+        0x48, 0x89, 0xe3, //                               +0d mov %rsp,%rbx
+        0x48, 0x81, 0xec, 0x80, 0x20, 0, 0, //             +10 sub $0x2080,%rsp
+        0x48, 0x81, 0xe4, 0x00, 0xf0, 0xff, 0xff, //       +17 and $-4096,%rsp
+        0x48, 0x89, 0xf5, //                               +1e mov %rsi,%rbp
+        0x48, 0xff, 0xcd, //                               +21 dec %rbp
+        0x75, 0xfb, //                                     +24 jne +21
+        0xeb, 0xf9, //                                     +26 jmp +21
+    ];
+    let text = Text::new(TEXT, bytes.clone()).with_functions(&[0]);
+    for (at, base, cfa) in
+        [(4, 7, 0x48), (0x10, 7, 0x48), (0x17, 7, 0x20c8), (0x1e, 3, 0x48), (0x26, 3, 0x48)]
+    {
+        let row =
+            since_entry_on_all_paths::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text).expect("a row");
+        assert_eq!(row.cfa, Cfa::Register(base, cfa), "+{at:#x}");
+        let saved = if at < 0x10 { Column::Same } else { Column::At(-0x40) };
+        assert_eq!(row.columns[6], saved, "+{at:#x}");
+    }
+    // Without the bounds of the function, and with the register overwritten: lea (%rax),%rbx.
+    assert_eq!(on_all_paths(&Text::new(TEXT, bytes.clone()), 0x26, false), None);
+    let mut overwritten = bytes;
+    overwritten[0x1e..0x21].copy_from_slice(&[0x48, 0x8d, 0x18]);
+    assert_eq!(on_all_paths(&Text::new(TEXT, overwritten).with_functions(&[0]), 0x26, false), None);
+}
+
+#[test]
 fn code_after_a_noreturn_call_gets_no_row_or_the_right_one() {
     let bytes = vec![
         0x85, 0xff, //             +00 test %edi,%edi

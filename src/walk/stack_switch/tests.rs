@@ -247,9 +247,9 @@ fn a_cycle_of_two_stacks_ends() {
 
 #[test]
 fn switches_without_a_cycle_are_bounded() {
-    let mut switches = StackSwitches::default();
     let program = Program::new();
     let mut input = Input::new(StackBytes { base: Avma(0), bytes: &[] }, &program);
+    let mut switches = StackSwitches::new(&input);
     let mut seen = HashSet::new();
     while switches.go_to(Avma(STACK + 64 * seen.len() as u64), &mut input).is_ok() {
         seen.insert(input.stack.base);
@@ -318,6 +318,79 @@ fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
     program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
     let (found, walked) = walk(&on_stack(0x8_0000), 0x8_0000, program);
     assert_eq!((found.len(), walked.ended), (2, StackEnd::BrokenFrameChain));
+}
+
+/// The row of a function that has called on another stack and has the caller's stack pointer in memory, by this
+/// expression; marked as a signal frame, as OCaml does.
+fn row_in_memory(expression: &[u8]) -> Row {
+    let mut row: Row = Row::new(Cfa::Expression(expression.into()));
+    row.columns[RETURN_ADDRESS] = Column::At(-8);
+    row.signal = true;
+    row
+}
+
+/// caml_c_call: breg7 8; deref; plus_uconst 8
+const C_CALL: [u8; 5] = [0x77, 8, 0x06, 0x23, 8];
+
+#[test]
+fn functions_that_keep_the_callers_stack_pointer_in_memory_lead_from_stack_to_stack() {
+    let other = 0x8_0000;
+    for other in [STACK, other] {
+        // From the thread's stack to that of a fiber, and back.
+        let mut copied = Memory::default();
+        copied.put(ALT + 0x1000, &[TEXT + RETURN_ON_STACK, 0, other]);
+        copied.put(ALT + 0x1100, &[TEXT + FIRST]);
+        let bytes = copied.copy(ALT + 0x1000, 0x400);
+        let mut outer = Memory::default();
+        outer.put(other, &[TEXT + RETURN_ON_STACK, 0, ALT + 0x1100]);
+        let walk = |outer: &Memory, program: &Program| {
+            let input = Input {
+                outer: Some(outer),
+                ..Input::new(StackBytes { base: Avma(ALT + 0x1000), bytes: &bytes }, program)
+            };
+            let mut out = Frames::default();
+            let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
+            registers.gpr[X86_64::RSP] = ALT + 0x1000;
+            let registers = Registers::X86_64(registers);
+            let walked =
+                walk::unwind(UnwindMethod::Cfi, &registers, &input, &mut Unwinder::default(), &mut out)
+                    .expect("all code is in images");
+            (out.addresses.iter().map(|at| at.0.wrapping_sub(TEXT)).collect::<Vec<_>>(), walked.ended)
+        };
+        let mut program = Program::new();
+        program.rows.insert(RETURN_ON_STACK - 1, row_in_memory(&C_CALL));
+        let expected = [0, RETURN_ON_STACK - 1, RETURN_ON_STACK - 1, FIRST - 1];
+        assert_eq!(walk(&outer, &program), (expected.to_vec(), StackEnd::Root), "{other:#x}");
+        let mut unknown = outer.clone();
+        unknown.0.remove(&other);
+        assert_eq!(walk(&unknown, &program), (expected[..2].to_vec(), StackEnd::OtherStack));
+        // No call returns there.
+        unknown.put(other, &[TEXT + 0x301]);
+        assert_eq!(walk(&unknown, &program), (expected[..2].to_vec(), StackEnd::BrokenFrameChain));
+        // The function never loads its stack pointer: nop.
+        program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
+        let (found, ended) = walk(&outer, &program);
+        assert_eq!(found, expected[..2]);
+        assert_ne!(ended, StackEnd::Root);
+    }
+}
+
+#[test]
+fn a_pointer_on_the_stack_leads_to_a_stack_pointer_elsewhere() {
+    // caml_runstack: breg7 8; deref; plus_uconst 16; deref; plus_uconst 8
+    let mut program = Program::new();
+    program.rows.insert(RETURN_ON_STACK - 1, row_in_memory(&[0x77, 8, 0x06, 0x23, 16, 0x06, 0x23, 8]));
+    let mut memory = Memory::default();
+    memory.put(ALT + 0x1000, &[TEXT + RETURN_ON_STACK, 0, 0x9_0000]);
+    memory.put(STACK, &[TEXT + FIRST]);
+    let walk = |memory: &Memory, program: Program| {
+        Case { program, blocked_signals: None, ..Case::new(memory) }.walk(UnwindMethod::Cfi)
+    };
+    let (found, walked) = walk(&memory, Program { rows: program.rows.clone(), ..Program::new() });
+    assert_eq!((found.len(), walked.ended), (2, StackEnd::OtherStack));
+    memory.put(0x9_0000 + 16, &[STACK]);
+    let (found, walked) = walk(&memory, program);
+    assert_eq!((found, walked.ended), (vec![0, RETURN_ON_STACK - 1, FIRST - 1], StackEnd::Root));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! processor's programs have.
 
 mod cache;
+mod callee_stack;
 mod frame;
 mod leaf;
 mod processor;

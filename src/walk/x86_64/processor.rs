@@ -27,6 +27,8 @@ impl Processor for X86_64 {
         Some(SignalFrame { stack: 16, stack_bytes: 32, blocked: 40 + 256 });
     const SYSTEM_CALL: &'static [u8] = &[0x0f, 0x05];
     const SAVED: &'static [u8] = &[3, RBP as u8, 12, 13, 14, 15];
+    // Assembly that aligns its stack pointer keeps the former one in a register of its choice (OpenBLAS).
+    const BASES: &'static [&'static [u8]] = &[&[RBP as u8, RSP as u8], &[3, 12, 13, 14, 15]];
 
     /// Code pointers have no signature here, and a frame pointer keeps Swift's mark until it is used as an
     /// address.

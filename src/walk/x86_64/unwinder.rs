@@ -12,6 +12,7 @@
 //! registers (`frame.rs`). That happens only once per step, since the next run begins after it.
 
 use super::cache::{Cache, FollowLimit, Shared};
+use super::callee_stack;
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Rule, RuleKind};
@@ -23,7 +24,6 @@ use crate::walk::engine::{Completeness, FrameSwitch, Proof, check};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::intel::{call_check, new_thread};
-use crate::walk::runtimes::libgcc::morestack;
 use crate::walk::runtimes::{go, musl, v8};
 use crate::walk::stack_switch::StackSwitches;
 use crate::walk::words::Words;
@@ -52,28 +52,45 @@ struct CheckedStep {
 }
 
 /// The reach of a walk, and its doubts and switches.
-#[derive(Default)]
-struct Progress {
+struct Progress<'a> {
     reached: Avma,
     completeness: Completeness,
-    switches: StackSwitches,
+    switches: StackSwitches<'a>,
 }
 
-impl Progress {
+impl<'a> Progress<'a> {
+    /// That of a walk that begins at this stack pointer.
+    fn new(reached: Avma, input: &Input<'a>) -> Progress<'a> {
+        Progress { reached, completeness: Completeness::default(), switches: StackSwitches::new(input) }
+    }
+
     /// Records the stack pointer of a frame.
     fn rise(&mut self, sp: Avma, input: &Input<'_>) {
         self.reached = self.switches.further(self.reached, sp, input);
     }
 
-    /// Switches to the stack that a frame was called from, if its row leads to another one.
-    fn leave_callee(&mut self, frame: &mut Frame, rule: Rule, input: &mut Input<'_>) -> Result<(), StackEnd> {
-        if rule.kind() == RuleKind::FramePointer
-            && rule.method() == Method::Cfi
-            && let Some(lowest) = morestack::lowest_word(frame, rule.cfa() * 8, input)
-        {
-            return self.switches.leave_callee(frame, lowest, input);
+    /// Switches to the stack that a frame was called from, if its rule leads to another one. Returns the CFA if
+    /// that was in memory.
+    fn leave_callee(
+        &mut self,
+        frame: &mut Frame,
+        rule: Rule,
+        cache: &Cache,
+        input: &mut Input<'a>,
+    ) -> Result<Option<u64>, StackEnd> {
+        let (cfa, lowest) = match rule.kind() {
+            RuleKind::FramePointer if rule.method() == Method::Cfi => {
+                (None, callee_stack::lowest_word(frame, rule.cfa() * 8, input))
+            }
+            RuleKind::Unusual => {
+                cache.unusual(rule).and_then(|row| callee_stack::in_memory(frame, row, input)).unzip()
+            }
+            _ => return Ok(None),
+        };
+        if let Some(lowest) = lowest {
+            self.switches.leave_callee(frame, lowest, input)?;
         }
-        Ok(())
+        Ok(cfa)
     }
 
     /// The end of the walk at the first function, of a thread or a fiber according to `first`.
@@ -269,7 +286,7 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> WalkResult {
-        let mut progress = Progress { reached: frame.sp(), ..Progress::default() };
+        let mut progress = Progress::new(frame.sp(), input);
         let mut input = *input;
         loop {
             let input = &mut input;
@@ -289,10 +306,11 @@ impl Unwinder {
                     return progress.ends(progress.at_outermost(first, input));
                 }
             }
-            if let Err(ended) = progress.leave_callee(frame, rule, input) {
-                return progress.ends(ended);
-            }
-            let step = self.checked_step(how, frame, rule, input);
+            let cfa = match progress.leave_callee(frame, rule, &self.cache, input) {
+                Ok(cfa) => cfa,
+                Err(ended) => return progress.ends(ended),
+            };
+            let step = self.checked_step(how, frame, (rule, cfa), input);
             let (mut next, method) = match step.found {
                 Ok(found) => found,
                 Err(failure) => {
@@ -400,18 +418,23 @@ impl Unwinder {
         }
     }
 
-    /// The checked caller of a rule; or by the only return address or the frame record, if nothing else is known.
+    /// The checked caller of a rule, whose CFA may be known; or by the only return address or the frame record, if
+    /// nothing else is known.
     fn checked_step(
         &mut self,
         how: UnwindMethod,
         frame: &Frame,
-        rule: Rule,
+        (rule, cfa): (Rule, Option<u64>),
         input: &Input<'_>,
     ) -> CheckedStep {
         // Valid until the next address is learned.
         let (switch, proof) = (self.cache.switch(rule), self.cache.proof(rule));
         let method = if rule.kind() == RuleKind::Marked { Method::FramePointer } else { rule.method() };
-        let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
+        let step = match cfa.and_then(|cfa| Some((self.cache.unusual(rule)?, cfa))) {
+            Some((row, cfa)) => frame.caller_at(row, cfa, input),
+            None => frame.step(rule, &mut self.cache, input),
+        };
+        let step = step.map(|next| (next, method));
         let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
             frame.address.is_return()
                 && is_on_other_stack(next.sp(), input)

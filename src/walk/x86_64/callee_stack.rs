@@ -1,13 +1,15 @@
-//! Functions that call on another stack and keep the caller's in rbp, which their rows are relative to: libgcc's
+//! Functions that call on another stack. Some keep the caller's in rbp, which their rows are relative to: libgcc's
 //! `__morestack`, which calls a function with split stacks on a new segment, and `rust_psm_on_stack` (the crates
-//! `psm` and `stacker`). Input: a frame, its CFA, code; output: the lowest word that the row reads, if it is on
-//! the caller's stack.
+//! `psm` and `stacker`). Others keep it in memory, which the expressions of their rows read: OCaml 5 runs its own
+//! functions on stacks of fibers and those in C on that of the thread (`caml_c_call`, `caml_call_gc`,
+//! `caml_start_program`, `caml_runstack`). Input: a frame, its row, code; output: the lowest word that the row reads,
+//! if it is on the caller's stack.
 //!
-//! Source: libgcc/config/i386/morestack.S; psm, src/arch/x86_64.s.
+//! Source: libgcc/config/i386/morestack.S; psm, src/arch/x86_64.s; OCaml, runtime/amd64.S.
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{UNKNOWN_REGISTER, X86_64};
-use crate::binary::frame_rule::Column;
+use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::bounds::is_on_other_stack;
 use crate::walk::frame::Frame;
 use crate::walk::intel::length;
@@ -22,11 +24,7 @@ const SETS_SEGMENT: [u8; 9] = [0x64, 0x48, 0x89, 0x04, 0x25, 0x70, 0, 0, 0];
 
 /// The lowest word on the caller's stack that the row of a frame reads, if rbp points there; `None` if all words
 /// were copied. `cfa_offset`: from rbp, by unwind information.
-pub(in crate::walk) fn lowest_word(
-    frame: &Frame<X86_64>,
-    cfa_offset: i64,
-    input: &Input<'_>,
-) -> Option<Avma> {
+pub(super) fn lowest_word(frame: &Frame<X86_64>, cfa_offset: i64, input: &Input<'_>) -> Option<Avma> {
     let base = frame.registers[X86_64::RBP];
     if base == UNKNOWN_REGISTER || !base.is_multiple_of(8) {
         return None;
@@ -42,7 +40,25 @@ pub(in crate::walk) fn lowest_word(
         Callee::OnStack if last < frame.sp() || is_on_other_stack(last, input) => {}
         Callee::OnStack => return None,
     }
-    let row = row::<X86_64>(input.code, frame.address.lookup().at())?;
+    lowest_of_row(&row::<X86_64>(input.code, frame.address.lookup().at())?, cfa)
+}
+
+/// The CFA on the caller's stack by a row with the caller's stack pointer in memory, and the lowest word that the row
+/// reads there.
+pub(super) fn in_memory(frame: &Frame<X86_64>, row: &Row, input: &Input<'_>) -> Option<(u64, Avma)> {
+    if row.signal || !matches!(row.cfa, Cfa::Expression(_)) {
+        return None;
+    }
+    let cfa = frame.cfa(row, input).ok()?;
+    if Avma(cfa) > frame.sp() && !is_on_other_stack(Avma(cfa), input) {
+        return None;
+    }
+    stack_of_callee(frame.address, input.code)?;
+    Some((cfa, lowest_of_row(row, cfa)?))
+}
+
+/// The lowest word that a row with this CFA reads.
+fn lowest_of_row(row: &Row, cfa: u64) -> Option<Avma> {
     let offsets = row.columns.iter().filter_map(|column| match column {
         Column::At(offset) => Some(*offset),
         _ => None,
