@@ -19,12 +19,16 @@ use hashbrown::HashMap;
 
 use super::prefetch_list::UNCOPIED_PARTS;
 use crate::addr::Avma;
-use crate::sources::{Capture, Observed, PREFETCH_RANGE_BYTES};
-use crate::walk::{OuterStack, StackBytes};
+use crate::sources::{Capture, Observed, PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX};
+use crate::walk::{OuterStack, STACK_BYTES_MAX, StackBytes};
 
 /// Memory is read in pages of this size; no real stack has more of them than the maximum.
 const PAGE_BYTES: u64 = 4096;
 const PAGES_MAX: usize = 1024;
+
+/// Bytes below the lowest word of another stack that are prefetched, too, and between two words of one stack.
+const BELOW_BYTES: u64 = 4 << 10;
+const GAP_BYTES: u64 = 4 << 10;
 
 /// Address and size of a word.
 pub(super) type Word = (u64, usize);
@@ -105,6 +109,41 @@ impl OuterStack for LaterStack<'_> {
         memory.read.push((at.0, word_bytes));
         Some(word)
     }
+}
+
+/// Covers the words of a walk: those of the capture's own stack with the fewest ranges, those of other stacks with
+/// the memory between and below them, as far as a list has room. There nothing is copied: what a walk leads to is the
+/// innermost part of that stack, which is elsewhere in the next sample (OCaml's functions below those in C).
+pub(super) fn cover_stacks(words: Vec<Word>, capture: &Capture) -> Vec<u64> {
+    let own = capture.stack_base..capture.stack_limit.unwrap_or(capture.stack_base + STACK_BYTES_MAX);
+    let (own, mut other): (Vec<Word>, Vec<Word>) =
+        words.into_iter().partition(|(at, _)| own.contains(&Avma(*at)));
+    let of_own = cover(own);
+    let few = cover(other.clone());
+    other.sort_unstable();
+    // The rest is for what other samples of the thread lead to.
+    let room = (PREFETCH_RANGES_MAX / 2).saturating_sub(of_own.len());
+    // Ranges at multiples of their size touch one page each.
+    const RANGE: u64 = PREFETCH_RANGE_BYTES as u64;
+    let filled = [BELOW_BYTES, 0].into_iter().find_map(|below| {
+        let mut ranges = Vec::new();
+        let mut end = 0;
+        for (at, bytes) in &other {
+            let is_far = at.saturating_sub(end) > GAP_BYTES;
+            let first = if is_far { at.saturating_sub(below) } else { end } & !(RANGE - 1);
+            end = at.saturating_add(*bytes as u64);
+            ranges.extend((first..end).step_by(RANGE as usize).take(PREFETCH_RANGES_MAX + 1));
+            ranges.dedup();
+            if ranges.len() > room {
+                return None;
+            }
+        }
+        Some(ranges)
+    });
+    let mut ranges = [of_own, filled.unwrap_or(few)].concat();
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
 }
 
 /// Covers these words with the fewest ranges. No range touches a page without need: a missing page would fail the

@@ -5,7 +5,7 @@
 
 use super::jit_budget::JitBudget;
 use super::options::Options;
-use super::prefetch::{LaterStack, Word, cover, inner_part};
+use super::prefetch::{LaterStack, Word, cover_stacks, inner_part};
 use super::prefetch_list::Prefetched;
 use super::processes::{ProcessCode, Processes};
 use super::red_zone::{lacks_red_zone, with_red_zone};
@@ -199,7 +199,7 @@ impl<'a> StackWalker<'a> {
                     words.iter().filter(lacked).map(|(at, bytes)| at.saturating_add(*bytes as u64)).max();
                 let from_sp = end.unwrap_or(0).saturating_sub(capture.registers.sp().0);
                 bytes = bytes.max(usize::try_from(from_sp).unwrap_or(usize::MAX));
-                cover(words)
+                cover_stacks(words, capture)
             });
             account.stack.prefetch().found(ranges);
         }

@@ -47,6 +47,11 @@ impl<'a> StackSwitches<'a> {
         self.by_call
     }
 
+    /// Whether a walk is on another stack of which nothing was copied.
+    pub(super) fn is_uncopied(&self, input: &Input<'_>) -> bool {
+        self.count > 0 && input.stack.bytes.is_empty()
+    }
+
     /// The new reach of a walk at this stack pointer: other stacks do not count for the first one.
     pub(super) fn further(&self, reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
         if self.count > 0 { reached } else { super::bounds::further(reached, sp, input) }

@@ -23,6 +23,25 @@ const FUNCTIONS: usize = 24;
 /// Bytes copied of each stack.
 const COPIED_BYTES: usize = 4 << 10;
 
+#[test]
+fn of_other_stacks_the_memory_around_the_words_is_prefetched() {
+    let mut capture = Capture::with_capacity(0);
+    capture.stack_base = Avma(0x10_0000);
+    let own = [(0x10_2000, 8), (0x10_2010, 8), (0x10_8000, 8)];
+    assert_eq!(cover_stacks(own.to_vec(), &capture), cover(own.to_vec()));
+    // Two stacks with words less than a page apart.
+    let other = [(0x7000_1038, 8), (0x7000_1120, 8), (0x9000_0ff8, 8)];
+    let below = |at: u64, end: u64| ((at - BELOW_BYTES) & !63..end).step_by(64);
+    let expected: Vec<u64> = below(0x7000_1038, 0x7000_1128).chain(below(0x9000_0ff8, 0x9000_1000)).collect();
+    assert_eq!(cover_stacks(other.to_vec(), &capture), expected);
+    // As much as a list holds: without the memory below, then without that between.
+    let every = |count: u64, bytes: u64| (0..count).map(|word| (0x7000_0000 + word * bytes, 8)).collect();
+    let full = PREFETCH_RANGES_MAX as u64 / 2;
+    assert_eq!(cover_stacks(every(full, 64), &capture).first(), Some(&0x7000_0000));
+    assert_eq!(cover_stacks(every(full, 128), &capture).len(), full as usize);
+    assert!(cover_stacks(vec![(0, 8), (u64::MAX - 7, 8)], &capture).len() < 128);
+}
+
 /// A process with a thread that goes through these stacks: function and size of locals of each frame, outermost
 /// first.
 fn process(seed: u64, stacks: &[Vec<(usize, u64)>]) -> SimConfig {

@@ -287,7 +287,7 @@ fn a_function_with_the_number_of_another_section_is_found_by_its_address() {
     let table = SymbolTable::parse(&ImageBytes::new(file.clone())).unwrap();
     let named = |offset| name(&table, build::TEXT + offset).ok();
     assert_eq!([0, 16, 32].map(named), [Some("a".to_owned()), Some("b".to_owned()), None]);
-    let functions = crate::binary::elf::Functions::read(&file);
+    let functions = crate::binary::elf::functions::Functions::read(&file);
     let starts = |offset| functions.at(Svma(build::TEXT + offset), &file).map(|range| range.start.0);
     assert_eq!([8, 24, 40].map(starts), [Some(build::TEXT), Some(build::TEXT + 16), None]);
 }

@@ -1,9 +1,9 @@
 //! Functions that call on another stack. Some keep the caller's in rbp, which their rows are relative to: libgcc's
 //! `__morestack`, which calls a function with split stacks on a new segment, and `rust_psm_on_stack` (the crates
-//! `psm` and `stacker`). Others keep it in memory, which the expressions of their rows read: OCaml 5 runs its own
-//! functions on stacks of fibers and those in C on that of the thread (`caml_c_call`, `caml_call_gc`,
-//! `caml_start_program`, `caml_runstack`). Input: a frame, its row, code; output: the lowest word that the row reads,
-//! if it is on the caller's stack.
+//! `psm` and `stacker`). Others keep it in another register, or in memory, which the expressions of their rows read:
+//! OCaml 5 runs its own functions on stacks of fibers and those in C on that of the thread (`caml_c_call`,
+//! `caml_call_gc`, `caml_start_program`, `caml_runstack`; calls that allocate nothing are inline and keep it in rbx).
+//! Input: a frame, its row, code; output: the lowest word that the row reads, if it is on the caller's stack.
 //!
 //! Source: libgcc/config/i386/morestack.S; psm, src/arch/x86_64.s; OCaml, runtime/amd64.S.
 
@@ -17,8 +17,9 @@ use crate::walk::processor::row;
 use crate::walk::stack_switch::is_outside_copy;
 use crate::walk::{Code, Input};
 
-/// Limit on bytes of a function examined before an address.
+/// Limit on bytes of a function examined before an address. In a larger one only the code just before it is.
 const BYTES_MAX: u64 = 512;
+const NEAR_BYTES: usize = 32;
 /// mov %rax,%fs:0x70: the limit of a split stack's segment.
 const SETS_SEGMENT: [u8; 9] = [0x64, 0x48, 0x89, 0x04, 0x25, 0x70, 0, 0, 0];
 
@@ -43,10 +44,11 @@ pub(super) fn lowest_word(frame: &Frame<X86_64>, cfa_offset: i64, input: &Input<
     lowest_of_row(&row::<X86_64>(input.code, frame.address.lookup().at())?, cfa)
 }
 
-/// The CFA on the caller's stack by a row with the caller's stack pointer in memory, and the lowest word that the row
-/// reads there.
-pub(super) fn in_memory(frame: &Frame<X86_64>, row: &Row, input: &Input<'_>) -> Option<(u64, Avma)> {
-    if row.signal || !matches!(row.cfa, Cfa::Expression(_)) {
+/// The CFA on the caller's stack by a row with the caller's stack pointer in memory or any register, and the lowest
+/// word that the row reads there.
+pub(super) fn of_row(frame: &Frame<X86_64>, row: &Row, input: &Input<'_>) -> Option<(u64, Avma)> {
+    let by_sp = matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == X86_64::RSP);
+    if row.signal || by_sp {
         return None;
     }
     let cfa = frame.cfa(row, input).ok()?;
@@ -80,8 +82,20 @@ enum Callee {
 fn stack_of_callee(address: CodeAddress, code: &dyn Code) -> Option<Callee> {
     let at = address.at();
     let function = code.described_function(address.lookup().at())?;
-    let bytes = at.0.checked_sub(function.start.0).filter(|bytes| *bytes <= BYTES_MAX)?;
-    let before = code.code(function.start)?.get(..bytes as usize)?;
+    let bytes = at.0.checked_sub(function.start.0)?;
+    if bytes <= BYTES_MAX {
+        return callee_after(code.code(function.start)?.get(..bytes as usize)?);
+    }
+    // Right after a load the instructions before are irrelevant.
+    let before = code.code(Avma(at.0 - NEAR_BYTES as u64))?.get(..NEAR_BYTES)?;
+    (0..NEAR_BYTES).find_map(|from| {
+        let loads = matches!(before.get(from..from + 2), Some([0x48..=0x4f, 0x89 | 0x8b]));
+        if loads { callee_after(&before[from..]) } else { None }
+    })
+}
+
+/// The stack that code has loaded at its end.
+fn callee_after(before: &[u8]) -> Option<Callee> {
     let (mut from, mut callee) = (0, None);
     while from < before.len() {
         let rest = &before[from..];
@@ -105,7 +119,7 @@ fn stack_of_callee(address: CodeAddress, code: &dyn Code) -> Option<Callee> {
         }
         from += instruction.length;
     }
-    callee
+    callee.filter(|_| from == before.len())
 }
 
 #[cfg(test)]

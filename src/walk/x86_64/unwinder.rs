@@ -69,8 +69,8 @@ impl<'a> Progress<'a> {
         self.reached = self.switches.further(self.reached, sp, input);
     }
 
-    /// Switches to the stack that a frame was called from, if its rule leads to another one. Returns the CFA if
-    /// that was in memory.
+    /// Switches to the stack that a frame was called from, if its rule leads to another one. Returns the CFA of
+    /// an unusual row then.
     fn leave_callee(
         &mut self,
         frame: &mut Frame,
@@ -83,7 +83,7 @@ impl<'a> Progress<'a> {
                 (None, callee_stack::lowest_word(frame, rule.cfa() * 8, input))
             }
             RuleKind::Unusual => {
-                cache.unusual(rule).and_then(|row| callee_stack::in_memory(frame, row, input)).unzip()
+                cache.unusual(rule).and_then(|row| callee_stack::of_row(frame, row, input)).unzip()
             }
             _ => return Ok(None),
         };
@@ -405,7 +405,12 @@ impl Unwinder {
             Failure::Refused if step.leads_to_other_stack => StackEnd::OtherStack,
             Failure::Refused | Failure::Null => {
                 let ended = match self.cache.unusual(rule) {
-                    _ if step.may_use_record => frame.end_of_records(progress.reached, input),
+                    _ if step.may_use_record => match frame.end_of_records(frame.sp(), input) {
+                        StackEnd::Root => StackEnd::Root,
+                        // More of its words may show the caller.
+                        _ if progress.switches.is_uncopied(input) => StackEnd::OtherStack,
+                        ended => ended,
+                    },
                     Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
                     // Other functions have been called there since, and the handler has returned.
                     _ if progress.switches.is_by_call() => StackEnd::OtherStack,
