@@ -225,8 +225,14 @@ impl<'c> Paths<'c> {
     pub(super) fn frame<P: Processor>(&self, state: &FlowState) -> Option<RegisterOffset> {
         let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
         let of_frame = frame_pointers
-            .filter_map(|base| state.place(*base))
-            .find(|place| place.register == P::STACK_POINTER);
+            .filter_map(|base| Some((*base, state.place(*base)?)))
+            .find(|(_, place)| place.register == P::STACK_POINTER);
+        // Which register has it must be the same on all paths, if there are several.
+        let many = !P::EVERY_PATH && !self.bases.contains(&P::STACK_POINTER);
+        let of_frame = of_frame.map(|(base, place)| RegisterOffset {
+            register: if many { base } else { place.register },
+            ..place
+        });
         of_frame.or_else(|| state.place(P::STACK_POINTER))
     }
 

@@ -320,6 +320,10 @@ fn an_aligned_stack_pointer_leads_back_by_the_register_that_keeps_the_former_one
         let saved = if at < 0x10 { Column::Same } else { Column::At(-0x40) };
         assert_eq!(row.columns[6], saved, "+{at:#x}");
     }
+    // Only one of two paths keeps it there: je over mov %rsp,%rbx, with rsp in r12.
+    let mut one_path = vec![0x49, 0x89, 0xe4, 0x74, 0x03, 0x48, 0x89, 0xe3];
+    one_path.extend([0x48, 0x81, 0xe4, 0x00, 0xf0, 0xff, 0xff, 0xeb, 0xfe]);
+    assert_eq!(on_all_paths(&Text::new(TEXT, one_path).with_functions(&[0]), 0xf, false), None);
     // Without the bounds of the function, and with the register overwritten: lea (%rax),%rbx.
     assert_eq!(on_all_paths(&Text::new(TEXT, bytes.clone()), 0x26, false), None);
     let mut overwritten = bytes;
