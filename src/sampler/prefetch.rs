@@ -115,7 +115,8 @@ impl OuterStack for LaterStack<'_> {
 /// the memory between and below them, as far as a list has room. There nothing is copied: what a walk leads to is the
 /// innermost part of that stack, which is elsewhere in the next sample (OCaml's functions below those in C).
 pub(super) fn cover_stacks(words: Vec<Word>, capture: &Capture) -> Vec<u64> {
-    let own = capture.stack_base..capture.stack_limit.unwrap_or(capture.stack_base + STACK_BYTES_MAX);
+    let own = capture.stack_base
+        ..capture.stack_limit.unwrap_or(Avma(capture.stack_base.0.saturating_add(STACK_BYTES_MAX)));
     let (own, mut other): (Vec<Word>, Vec<Word>) =
         words.into_iter().partition(|(at, _)| own.contains(&Avma(*at)));
     let of_own = cover(own);

@@ -47,9 +47,14 @@ impl<'a> StackSwitches<'a> {
         self.by_call
     }
 
+    /// Whether a walk has left the copied stack.
+    pub(super) fn is_switched(&self) -> bool {
+        self.count > 0
+    }
+
     /// Whether a walk is on another stack of which nothing was copied.
     pub(super) fn is_uncopied(&self, input: &Input<'_>) -> bool {
-        self.count > 0 && input.stack.bytes.is_empty()
+        self.is_switched() && input.stack.bytes.is_empty()
     }
 
     /// The new reach of a walk at this stack pointer: other stacks do not count for the first one.

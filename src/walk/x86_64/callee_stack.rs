@@ -45,14 +45,21 @@ pub(super) fn lowest_word(frame: &Frame<X86_64>, cfa_offset: i64, input: &Input<
 }
 
 /// The CFA on the caller's stack by a row with the caller's stack pointer in memory or any register, and the lowest
-/// word that the row reads there.
-pub(super) fn of_row(frame: &Frame<X86_64>, row: &Row, input: &Input<'_>) -> Option<(u64, Avma)> {
+/// word that the row reads there; `is_switched`: the frame is on another stack than the copied one.
+pub(super) fn of_row(
+    frame: &Frame<X86_64>,
+    row: &Row,
+    is_switched: bool,
+    input: &Input<'_>,
+) -> Option<(u64, Avma)> {
     let by_sp = matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == X86_64::RSP);
     if row.signal || by_sp {
         return None;
     }
     let cfa = frame.cfa(row, input).ok()?;
-    if Avma(cfa) > frame.sp() && !is_on_other_stack(Avma(cfa), input) {
+    // From another stack even what is not far above may be the first one.
+    let is_uncopied = is_switched && is_outside_copy(Avma(cfa.saturating_sub(8)), input);
+    if Avma(cfa) > frame.sp() && !is_on_other_stack(Avma(cfa), input) && !is_uncopied {
         return None;
     }
     stack_of_callee(frame.address, input.code)?;

@@ -82,9 +82,10 @@ impl<'a> Progress<'a> {
             RuleKind::FramePointer if rule.method() == Method::Cfi => {
                 (None, callee_stack::lowest_word(frame, rule.cfa() * 8, input))
             }
-            RuleKind::Unusual => {
-                cache.unusual(rule).and_then(|row| callee_stack::of_row(frame, row, input)).unzip()
-            }
+            RuleKind::Unusual => cache
+                .unusual(rule)
+                .and_then(|row| callee_stack::of_row(frame, row, self.switches.is_switched(), input))
+                .unzip(),
             _ => return Ok(None),
         };
         if let Some(lowest) = lowest {
