@@ -17,6 +17,7 @@ mod step;
 mod unfinished;
 
 pub use caller::Caller;
+#[cfg(target_os = "linux")]
 pub(in crate::sources) use caller::file_uid;
 pub use calls::{Status, duplicate as open_file};
 pub use place::OutputPlace;
