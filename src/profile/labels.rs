@@ -8,7 +8,7 @@ use super::texts::TextId;
 /// Most distinct sets of labels of a profile; a label can be the number of a request.
 pub const LABEL_SETS_MAX: usize = 1 << 16;
 /// Most labels of all sets together.
-pub const LABELS_MAX: usize = 1 << 22;
+pub const LABELS_MAX: usize = 1 << 20;
 
 /// A set of labels: its index in the profile's table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
