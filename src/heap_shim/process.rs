@@ -525,14 +525,16 @@ static LISTED_AT: AtomicU64 = AtomicU64::new(0);
 #[cfg(not(target_vendor = "apple"))]
 pub fn list_images_before_unload(thread: system::Thread) {
     // One list at a time, so that no unload follows before its list is made. Lists take a tenth of a millisecond.
-    let path = if is_filtered() {
-        None
-    } else {
-        (0..YIELDS_MAX).find_map(|_| take_buffers().or_else(|| {
+    const WAIT_MAX_NS: u64 = 50_000_000;
+    let mut path = None;
+    if !is_filtered() {
+        let until_ns = system::now_ns() + WAIT_MAX_NS;
+        path = take_buffers();
+        while path.is_none() && system::now_ns() < until_ns {
             system::yield_now();
-            None
-        }))
-    };
+            path = take_buffers();
+        }
+    }
     // Of a thread that has allocated.
     let tid = if thread.generation() == generation() { thread.tid() } else { 0 };
     let number = super::unloads::begin(tid);

@@ -147,7 +147,8 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
         let truth = ledger.last_capture().expect("just captured").addresses;
         // Memory changes before it is read again.
         clock.advance(random.below(12 * MS as usize) as u64);
-        let sample = Sample { thread: THREAD, capture, at_ns: 0, waiting: false, off_cpu_ns: 0 };
+        let sample =
+            Sample { thread: THREAD, capture, libraries: None, at_ns: 0, waiting: false, off_cpu_ns: 0 };
         let taken = recorder.add_sample(&mut target, sample, 1, 1 << 20, &mut frames);
         if taken.stack.is_some_and(|(_, ended)| ended.is_complete()) {
             complete += 1;

@@ -138,7 +138,14 @@ fn a_sample_of_an_unknown_thread_has_its_own_loss_reason() {
     walk(&mut recorder, FIRST, &mut mapped);
     let (thread, capture) = capture(&mapped);
     recorder.remove_thread(thread, None, "ended");
-    let sample = Sample { thread, capture: Box::new(capture), at_ns: 0, waiting: false, off_cpu_ns: 0 };
+    let sample = Sample {
+        thread,
+        capture: Box::new(capture),
+        libraries: None,
+        at_ns: 0,
+        waiting: false,
+        off_cpu_ns: 0,
+    };
     let mut frames = Frames::default();
     let outcome = recorder.add_sample(&mut mapped, sample, 5_000_000, 1 << 16, &mut frames);
     assert!(outcome.stack.is_none() && frames.addresses.is_empty());

@@ -28,6 +28,8 @@ pub(super) struct ImageLists {
     last: ListId,
     /// The latest list that was certain, and its number.
     known: (u32, Vec<Mapping>),
+    /// What is in the first list of the program and in each one that was certain since; `None` before there was one.
+    in_all: Option<Vec<Mapping>>,
 }
 
 impl ImageLists {
@@ -45,7 +47,7 @@ impl ImageLists {
     /// From this time on, it runs another program.
     pub(super) fn begin_program(&mut self, at_ns: u64) {
         self.begin_list(at_ns, 0);
-        self.known = (0, Vec::new());
+        (self.known, self.in_all) = ((0, Vec::new()), None);
     }
 
     /// Sets the time of the current event.
@@ -101,6 +103,16 @@ impl ImageLists {
         if is_certain {
             self.known.0 = number;
             self.known.1.clone_from(out);
+            let mut in_all = self.in_all.take().unwrap_or_else(|| {
+                let mut first = Vec::new();
+                process.listed(None, &mut first);
+                first
+            });
+            in_all.retain(|mapping| {
+                let found = out.binary_search_by_key(&mapping.avma.start, |other| other.avma.start);
+                found.is_ok_and(|index| out[index] == *mapping)
+            });
+            self.in_all = Some(in_all);
             return Ok(());
         }
         let (known, list) = &self.known;
@@ -108,13 +120,11 @@ impl ImageLists {
             out.clone_from(list);
             return Ok(());
         }
-        // The process had no room for the list, or ended before it was read: images that it had from the beginning until
-        // later.
-        if !process.listed(None, out) {
-            out.clear();
-        }
-        if !list.is_empty() {
-            out.retain(|mapping| list.contains(mapping));
+        // The process had no room for the list, or ended before it was read: images that it had in all others.
+        match &self.in_all {
+            Some(in_all) => out.clone_from(in_all),
+            None if process.listed(None, out) => {}
+            None => out.clear(),
         }
         if out.is_empty() { read.and(Err(Fault::Gone)) } else { Ok(()) }
     }

@@ -165,6 +165,7 @@ impl<'a> Pieces<'a> {
             let sample = Sample {
                 thread: ThreadId(tid as u64),
                 capture: Box::new(capture),
+                libraries: None,
                 at_ns: 0,
                 waiting: false,
                 off_cpu_ns: 0,

@@ -196,7 +196,8 @@ fn run(seed: u64, fault: Option<Fault>) -> Outcome {
                     kernel.kernel.complete(tid, time_ns, &mut capture);
                     let is_beyond = depth_bytes >= capture.stack.len() as u64;
                     let thread = ThreadId(tid.into());
-                    let sample = Sample { thread, capture, at_ns: 0, waiting: false, off_cpu_ns: 0 };
+                    let sample =
+                        Sample { thread, capture, libraries: None, at_ns: 0, waiting: false, off_cpu_ns: 0 };
                     let (ended, ranges) =
                         recorder.take_prefetched(&mut program, sample, 64 << 10, &mut frames);
                     new.extend(ranges.map(|ranges| (tid, ranges.to_vec())));
