@@ -116,7 +116,8 @@ impl Interruption {
         }
         let forwards = self.forwards && !self.forwarded && signal != Signal::Interrupt;
         match self.phase {
-            Phase::Start | Phase::Launch | Phase::Recording if forwards => {
+            // Before that a command has not run.
+            Phase::Launch | Phase::Recording if forwards => {
                 self.forwarded = true;
                 self.ended_by = Some(signal);
                 // The command may never start.
@@ -274,13 +275,17 @@ mod tests {
     }
 
     #[test]
-    fn a_forwarded_signal_ends_the_process_if_the_command_never_starts() {
-        for phase in [Phase::Start, Phase::Launch] {
-            never_starts(at(phase));
+    fn a_signal_before_the_command_was_released_ends_the_process() {
+        for signal in SIGNALS {
+            let mut interruption = at(Phase::Start);
+            interruption.forward();
+            assert_eq!(interruption.receive(signal), Answer::End(signal));
         }
     }
 
-    fn never_starts(mut interruption: Interruption) {
+    #[test]
+    fn a_forwarded_signal_ends_the_process_if_the_command_never_starts() {
+        let mut interruption = at(Phase::Launch);
         interruption.forward();
         assert_eq!(interruption.receive(Terminate), Answer::Forward(Terminate));
         assert_eq!(interruption.limit(), Some(Terminate));

@@ -356,6 +356,11 @@ pub(super) fn nothing_recorded(recording: &Recording, program: Option<&OsStr>, h
     let process = super::text::process(&recording.process.name, recording.process.pid);
     let losses = recording.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
     let why = match program {
+        Some(_)
+            if losses.programs == 0 && matches!(recording.stats.exit_status, Some(ExitStatus::Signal(_))) =>
+        {
+            "it had not loaded the heap shim yet".to_owned()
+        }
         Some(program) => system::why_no_allocations(program, &losses, heap.every_bytes),
         None if heap.every_bytes == 1 => "it allocated nothing meanwhile".to_owned(),
         None => "it allocated nothing that was sampled; --every 1 takes each allocation".to_owned(),

@@ -5,6 +5,7 @@
 //! allocates may hold another one that a thread in dyld waits for. A child of fork inherits the lines.
 #![allow(unsafe_code)]
 
+use super::files::FileName;
 use super::process;
 use super::shared_memory::image_list;
 use super::shared_memory::image_line::{CACHE, LOADED, PATH_MAX, UNLOADED};
@@ -295,18 +296,18 @@ fn lines(from: usize) -> &'static [u8] {
 }
 
 /// Creates a file with all lines.
-pub fn write(path: *const u8) {
+pub fn write(directory: &system::Directory, name: &FileName) {
     let all = lines(0);
-    system::append(path, true, all);
+    directory.append(name, true, all);
     WRITTEN.store(all.len(), Ordering::Relaxed);
 }
 
 /// Appends the lines that are not in the file. One thread at a time.
-pub fn append(path: *const u8) {
+pub fn append(directory: &system::Directory, name: &FileName) {
     let written = WRITTEN.load(Ordering::Relaxed);
     let new = lines(written);
     if !new.is_empty() {
-        system::append(path, false, new);
+        directory.append(name, false, new);
         WRITTEN.store(written + new.len(), Ordering::Relaxed);
     }
 }

@@ -15,6 +15,8 @@
 //! system      system calls, thread-local words                                                (by system)
 //! block_set   the addresses of sampled blocks       ring            space for records
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
+//! files       names of the shared files
+//! filter_code whether the program may restrict its system calls unseen                        (Linux)
 //! images      the image list                                                                  (macOS)
 //! mappings    anonymous mappings (Linux)
 //! unloads     image lists before libraries are unloaded (Linux)
@@ -43,6 +45,9 @@ mod system;
 mod system;
 
 mod block_set;
+mod files;
+#[cfg(not(target_vendor = "apple"))]
+mod filter_code;
 #[cfg(target_vendor = "apple")]
 #[path = "images_macos.rs"]
 mod images;

@@ -5,6 +5,7 @@
 use super::mappings::{MappingTable, UnmapResult};
 use super::process::{self, Settings, Status};
 use super::real::{self, libc_function};
+use super::ring::NoRoom;
 use super::sample::{self, CallerRegisters};
 use super::shared_memory::{Function, Kind, SHRINK_PAGE};
 use super::system::{self, BlockedSignals, Thread};
@@ -73,7 +74,7 @@ pub unsafe extern "C" fn handle(arguments: &[usize; 6], registers: &CallerRegist
         table.unlock(token);
     }
     if gave_up && let Some(ring) = process::ring() {
-        ring.lose_free();
+        ring.lose_free(NoRoom::Full);
     }
     // mremap is recorded if the old range was: mappings of files are not in the table.
     if let Some((size, function)) = change.mapped

@@ -6,23 +6,26 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{BlockSet, FILTER_SIZE};
+use super::files::{
+    self, BUFFER_SIZE, Part, file_name, name, open_directory, release_buffer, take_buffer,
+};
 use super::interval::{Random, draw};
 #[cfg(not(target_vendor = "apple"))]
 use super::mappings::MappingTable;
-use super::ring::Ring;
+use super::ring::{NoRoom, Positions, Reservation, Ring};
 #[cfg(target_vendor = "apple")]
 use super::images::begun;
 #[cfg(not(target_vendor = "apple"))]
 use super::unloads::begun;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
-    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
+    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DEFAULT_DATA_SIZE, DIRECTORY_VARIABLE,
     LostAllocations, MAGIC, MAPS_PREFIX, Origin, PIECE_SIZE_MAX, RING_PREFIX, RingHeader, SET_SLOTS_MAX,
-    SIZE_CLASSES, STACK_SIZE_MAX, piece_size, size_class,
+    SIZE_CLASSES, STACK_SIZE_MAX, STALL_NS, piece_size, size_class,
 };
 use super::system;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The filter of the set of sampled blocks; the entry points read it.
 pub static FILTER: [AtomicU8; FILTER_SIZE] = [const { AtomicU8::new(0) }; FILTER_SIZE];
@@ -48,9 +51,21 @@ static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The table of mappings, if they are recorded; the entry points read whether there is one.
 #[cfg(not(target_vendor = "apple"))]
 pub static MAPPINGS: AtomicPtr<MappingTable> = AtomicPtr::new(null_mut());
-/// A page that the kernel zeroes in a child of fork: the state of the ring, and whether this is the
-/// process of PID. A child of vfork shares its parent's.
-static RING_STATE: AtomicPtr<[AtomicU32; 2]> = AtomicPtr::new(null_mut());
+/// Memory that the kernel zeroes in a child of fork. A child of vfork shares its parent's.
+static RING_STATE: AtomicPtr<RingState> = AtomicPtr::new(null_mut());
+
+/// State of the ring of this process, all zero before there is one.
+#[repr(C)]
+struct RingState {
+    /// One of the states below.
+    state: AtomicU32,
+    /// Whether this is the process of PID.
+    is_owner: AtomicU32,
+    positions: Positions,
+    /// Samples lost while another thread created the ring, by size class: the ring's first losses.
+    lost_before_ring: [LostAllocations; SIZE_CLASSES],
+}
+
 const NO_RING: u32 = 0;
 const MAKING_RING: u32 = 1;
 const HAS_RING: u32 = 2;
@@ -65,36 +80,8 @@ static SEQUENCE: AtomicU32 = AtomicU32::new(0);
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 /// How often a thread yields to the one that is creating the ring, before its sample is lost.
 const YIELDS_MAX: u32 = 200;
-/// Samples lost while another thread created the ring, by size class: the ring's first losses.
-static LOST_BEFORE_RING: [LostAllocations; SIZE_CLASSES] =
-    [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
-
 /// Nonzero: the process restricts its system calls (seccomp), and calls by the shim could kill it.
 static FILTERED: AtomicU32 = AtomicU32::new(0);
-
-/// Lock of `PATH` and `BUFFER`.
-static BUFFERS_ARE_USED: AtomicBool = AtomicBool::new(false);
-static PATH: Buffer<PATH_SIZE> = Buffer::new();
-static BUFFER: Buffer<4096> = Buffer::new();
-const PATH_SIZE: usize = 4096;
-/// Length of the directory's path with a slash, the prefix of `PATH`.
-static DIRECTORY_LENGTH: AtomicUsize = AtomicUsize::new(0);
-
-/// Memory for data that is too large for the stack: programs allocate on small ones.
-struct Buffer<const SIZE: usize>(core::cell::UnsafeCell<[u8; SIZE]>);
-
-// SAFETY: used by the thread that set BUFFERS_ARE_USED, or that holds SETUP at BUSY.
-unsafe impl<const SIZE: usize> Sync for Buffer<SIZE> {}
-
-impl<const SIZE: usize> Buffer<SIZE> {
-    const fn new() -> Self {
-        Self(core::cell::UnsafeCell::new([0; SIZE]))
-    }
-
-    const fn pointer(&self) -> *mut u8 {
-        self.0.get().cast()
-    }
-}
 
 /// Settings of a recorded process.
 #[derive(Clone, Copy)]
@@ -125,9 +112,35 @@ pub fn status() -> Status {
             _ => return Status::Later,
         },
     }
+    Status::Recording(settings())
+}
+
+/// The settings, once SETUP is READY.
+fn settings() -> Settings {
     // SAFETY: mapped permanently before SETUP became READY.
     let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
-    Status::Recording(Settings { control, mean_bytes: MEAN_BYTES.load(Ordering::Relaxed) })
+    Settings { control, mean_bytes: MEAN_BYTES.load(Ordering::Relaxed) }
+}
+
+/// Reserves room in the ring of this process. Where each record counts, waits until the reader has made some: no longer than
+/// it takes to see that it makes none.
+pub fn reserve(
+    ring: &Ring,
+    reserve: impl Fn(&Ring) -> Result<Reservation, NoRoom>,
+) -> Result<Reservation, NoRoom> {
+    let mut reserved = reserve(ring);
+    if reserved.is_err() {
+        let settings = settings();
+        let mut last = None;
+        while reserved.is_err() && settings.may_wait() && {
+            let (read, can_read_more) = ring.progress();
+            can_read_more && settings.has_patience(&mut last, read)
+        } {
+            system::pause();
+            reserved = reserve(ring);
+        }
+    }
+    reserved
 }
 
 fn set_up() -> u32 {
@@ -151,22 +164,26 @@ fn set_up() -> u32 {
 /// # Safety
 /// A C string.
 unsafe fn read_control(directory: *const u8) -> Option<()> {
-    let path = PATH.pointer();
-    let mut length = 0;
-    // SAFETY: up to the string's end; the end of the path buffer is reserved for names.
-    unsafe {
-        while *directory.add(length) != 0 {
-            if length >= PATH_SIZE - 64 {
-                return None;
-            }
-            *path.add(length) = *directory.add(length);
-            length += 1;
-        }
-        *path.add(length) = b'/';
+    // SAFETY: a C string.
+    let directory = unsafe { files::set_directory(directory) }?;
+    let buffer = take_buffer()?;
+    let filters = system::seccomp_filters(buffer, BUFFER_SIZE);
+    let name = file_name(&[Part::Text(CONTROL_NAME)]);
+    let is_filtered = filters > 0 && {
+        // Only with calls that the dynamic linker has made, too: the filter may forbid others.
+        const _: () = assert!(BUFFER_SIZE >= size_of::<Control>());
+        let length = directory.read(&name, buffer, BUFFER_SIZE);
+        // SAFETY: that many bytes of the buffer are live; its content has no alignment.
+        let control = unsafe { buffer.cast::<Control>().read_unaligned() };
+        // More than stackprof has.
+        length < size_of::<Control>() || (1..=filters).contains(&control.seccomp_filters)
+    };
+    release_buffer();
+    if is_filtered {
+        return None;
     }
-    DIRECTORY_LENGTH.store(length + 1, Ordering::Relaxed);
-    set_name(path, &[Part::Text(CONTROL_NAME)]);
-    let control = system::map_control(path, CONTROL_SIZE)?.cast::<Control>();
+    let control = directory.map_control(&name, CONTROL_SIZE)?.cast::<Control>();
+    files::note_identity(&directory)?;
     // SAFETY: mapped permanently, of that size; zero is valid for each field.
     let control = unsafe { &*control };
     if control.magic != MAGIC {
@@ -190,16 +207,10 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     let largest = data_size / 4 - size_of::<Allocation>() as u64;
     let stack_size = u64::from(control.stack_size.min(STACK_SIZE_MAX)).min(largest) as u32 & !15;
     let (Some(table), Some(state)) =
-        (system::map_wiped(slots as usize * size_of::<u64>()), system::map_wiped(size_of::<[u32; 2]>()))
+        (system::map_wiped(slots as usize * size_of::<u64>()), system::map_wiped(size_of::<RingState>()))
     else {
         return refuse(Refusal::Map);
     };
-    if control.seccomp_filters != 0
-        && system::seccomp_filters(BUFFER.pointer(), 4096) >= control.seccomp_filters
-    {
-        // More than stackprof has.
-        FILTERED.store(1, Ordering::Relaxed);
-    }
     RANDOM.reseed(if control.seed == 0 { seed_from_clock() } else { control.seed });
     CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::Relaxed);
     MEAN_BYTES.store(control.mean_bytes, Ordering::Relaxed);
@@ -207,10 +218,9 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     STACK_SIZE.store(stack_size, Ordering::Relaxed);
     SLOTS.store(table.cast(), Ordering::Relaxed);
     SLOT_COUNT.store(slots as usize, Ordering::Relaxed);
-    let state: *mut [AtomicU32; 2] = state.cast();
+    let state: *mut RingState = state.cast();
     // SAFETY: mapped permanently, and zero.
-    let [_, is_owner] = unsafe { &*state };
-    is_owner.store(1, Ordering::Relaxed);
+    unsafe { &*state }.is_owner.store(1, Ordering::Relaxed);
     RING_STATE.store(state, Ordering::Relaxed);
     PID.store(system::pid(), Ordering::Relaxed);
     #[cfg(not(target_vendor = "apple"))]
@@ -235,47 +245,11 @@ pub extern "C" fn begin_child() {
     if SETUP.load(Ordering::Acquire) != READY || is_filtered() {
         return;
     }
-    // SAFETY: mapped permanently before SETUP became READY.
-    let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
-    RANDOM.reseed(seed_from_clock() ^ control.seed);
+    RANDOM.reseed(seed_from_clock() ^ settings().control.seed);
     let thread = system::Thread::current();
     if thread.generation() != 0 {
         thread.set_bytes_to_sample(draw(&RANDOM, MEAN_BYTES.load(Ordering::Relaxed)));
     }
-}
-
-/// A part of a file name.
-enum Part {
-    Text(&'static str),
-    Number(u32),
-}
-
-/// Appends a name to the directory in the path. Names are short: there is room.
-fn set_name(path: *mut u8, parts: &[Part]) {
-    let mut at = DIRECTORY_LENGTH.load(Ordering::Relaxed);
-    let mut push = |byte: u8| {
-        if at < PATH_SIZE {
-            // SAFETY: within the path buffer, which this thread has locked.
-            unsafe { *path.add(at) = byte };
-            at += 1;
-        }
-    };
-    for part in parts {
-        match part {
-            Part::Text(text) => text.bytes().for_each(&mut push),
-            Part::Number(number) => {
-                let mut divisor = 1_000_000_000;
-                while divisor > 1 && number / divisor == 0 {
-                    divisor /= 10;
-                }
-                while divisor > 0 {
-                    push(b'0' + (number / divisor % 10) as u8);
-                    divisor /= 10;
-                }
-            }
-        }
-    }
-    push(0);
 }
 
 /// Sampled blocks of this process; none before `status` is `Recording`.
@@ -296,15 +270,20 @@ pub fn mappings() -> Option<&'static MappingTable> {
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
 }
 
+fn ring_state() -> Option<&'static RingState> {
+    // SAFETY: mapped permanently, of that size; zero is valid for all its fields.
+    unsafe { RING_STATE.load(Ordering::Acquire).as_ref() }
+}
+
 /// The ring of this process, if it has one.
-pub fn ring() -> Option<Ring> {
-    let state = RING_STATE.load(Ordering::Acquire);
-    // SAFETY: mapped permanently.
-    if state.is_null() || unsafe { &*state }[0].load(Ordering::Acquire) != HAS_RING {
+pub fn ring() -> Option<Ring<'static>> {
+    let state = ring_state()?;
+    if state.state.load(Ordering::Acquire) != HAS_RING {
         return None;
     }
+    let (base, data_size) = (RING.load(Ordering::Relaxed), DATA_SIZE.load(Ordering::Relaxed));
     // SAFETY: the state says that the ring is mapped, and is zeroed in a child, which has another.
-    Some(unsafe { Ring::new(RING.load(Ordering::Relaxed), system::populate) })
+    Some(unsafe { Ring::new(base, data_size, &state.positions, system::populate) })
 }
 
 /// Number of the process's ring, at least 1: thread state with another number is from the parent.
@@ -323,26 +302,56 @@ impl Settings {
         self.control.is_stopped.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether a thread waits for the reader, or for the thread that creates the ring.
+    fn may_wait(&self) -> bool {
+        let Control { waits_for_room, is_stalled, .. } = self.control;
+        *waits_for_room != 0 && !self.is_stopped() && is_stalled.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether a wait goes on. `last`: a count that increases while others work, and when it was seen first.
+    fn has_patience(&self, last: &mut Option<(u64, u64)>, count: u64) -> bool {
+        let now_ns = system::now_ns();
+        match last {
+            Some((before, since_ns)) if *before == count => {
+                let goes_on = now_ns.saturating_sub(*since_ns) < STALL_NS;
+                if !goes_on {
+                    self.control.is_stalled.store(1, Ordering::Relaxed);
+                }
+                goes_on
+            }
+            _ => {
+                *last = Some((count, now_ns));
+                true
+            }
+        }
+    }
+
     /// Returns the ring, which the first call creates. None: it cannot be created, or another thread is
     /// creating it; then the sample of this size is lost.
-    pub fn ring(&self, size: u64) -> Option<Ring> {
-        // SAFETY: mapped permanently.
-        let [state, is_owner] = unsafe { &*RING_STATE.load(Ordering::Relaxed) };
+    pub fn ring(&self, size: u64) -> Option<Ring<'static>> {
+        let own = ring_state()?;
+        let RingState { state, is_owner, .. } = own;
         let is_being_made = || state.load(Ordering::Acquire) == MAKING_RING;
         if is_being_made() && !is_filtered() {
             // Threads that begin together: the other one is done soon, or has been preempted.
             (0..YIELDS_MAX).take_while(|_| is_being_made()).for_each(|_| system::yield_now());
+            let mut last = None;
+            while is_being_made() && self.may_wait() && self.has_patience(&mut last, 0) {
+                system::pause();
+            }
         }
         match state.load(Ordering::Acquire) {
             HAS_RING => return ring(),
             NO_RING => {}
             MAKING_RING => {
-                count_lost_before_ring(size);
+                own.count_lost(size);
                 return None;
             }
             _ => return None,
         }
         if is_filtered() {
+            let refused = state.compare_exchange(NO_RING, REFUSED, Ordering::Relaxed, Ordering::Relaxed);
+            refused.is_ok().then(|| self.count_refusal(Refusal::Filtered));
             return None;
         }
         if state.compare_exchange(NO_RING, MAKING_RING, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -352,13 +361,13 @@ impl Settings {
         let pid = system::pid();
         let next = if !is_child && pid != PID.load(Ordering::Relaxed) {
             // In a child of vfork, which may call exec at any time. The ring is its parent's.
-            count_lost_before_ring(size);
+            own.count_lost(size);
             NO_RING
         } else {
-            match self.make_ring(pid, is_child) {
+            match self.make_ring(own, pid, is_child) {
                 Ok(()) => HAS_RING,
                 Err(refusal) => {
-                    self.control.refusals[refusal as usize].fetch_add(1, Ordering::Relaxed);
+                    self.count_refusal(refusal);
                     REFUSED
                 }
             }
@@ -368,7 +377,7 @@ impl Settings {
         if next == HAS_RING {
             // Of threads that saw it being made.
             // SAFETY: the ring of this process, which stays mapped.
-            move_lost_before_ring(unsafe { &*RING.load(Ordering::Relaxed).cast::<RingHeader>() });
+            own.move_lost(unsafe { &*RING.load(Ordering::Relaxed).cast::<RingHeader>() });
         }
         // Another thread may have loaded some meanwhile.
         #[cfg(target_vendor = "apple")]
@@ -376,33 +385,35 @@ impl Settings {
         ring()
     }
 
-    fn make_ring(&self, pid: u32, is_child: bool) -> Result<(), Refusal> {
+    fn count_refusal(&self, refusal: Refusal) {
+        self.control.refusals[refusal as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn make_ring(&self, own: &RingState, pid: u32, is_child: bool) -> Result<(), Refusal> {
         let parent = PID.load(Ordering::Relaxed);
+        // Of the parent, after a fork: nothing of it is mapped here.
         let inherited = RING.load(Ordering::Relaxed);
         let data_size = DATA_SIZE.load(Ordering::Relaxed);
         let size = DATA_OFFSET + data_size as usize;
         if is_child {
             // In a child of fork, which has no other thread: locks of the parent's threads are
             // free.
-            BUFFERS_ARE_USED.store(false, Ordering::Relaxed);
+            files::begin_child();
             #[cfg(not(target_vendor = "apple"))]
             super::unloads::begin_child();
             // A saturated counter also marks blocks allocated before the allocator was looked up.
             for count in FILTER.iter().filter(|count| count.load(Ordering::Relaxed) != u8::MAX) {
                 count.store(0, Ordering::Relaxed);
             }
-            if !inherited.is_null() {
-                system::unmap(inherited, size);
-                RING.store(null_mut(), Ordering::Relaxed);
-            }
+            RING.store(null_mut(), Ordering::Relaxed);
         }
-        let Some(path) = take_buffers() else { return Err(Refusal::Create) };
+        let directory = open_directory().ok_or(Refusal::Create)?;
+        let buffer = take_buffer().ok_or(Refusal::Create)?;
         // Pieces of small rings are smaller than pages.
         let has_pages = piece_size(data_size) == PIECE_SIZE_MAX;
         let mut sequence = 0;
         let mapped = loop {
-            set_name(path, &name(RING_PREFIX, pid, sequence));
-            match system::make_ring(path, size, has_pages) {
+            match directory.make_ring(&file_name(&name(RING_PREFIX, pid, sequence)), size, has_pages) {
                 Err(system::RingError::Exists) if sequence < 1 << 20 => sequence += 1,
                 Err(system::RingError::Exists) => break Err(Refusal::Create),
                 Err(system::RingError::Refused(refusal)) => break Err(refusal),
@@ -410,11 +421,9 @@ impl Settings {
             }
         };
         if mapped.is_ok() {
-            let [prefix, pid, dot, number] = name(MAPS_PREFIX, pid, sequence);
-            set_name(path, &[prefix, pid, dot, number]);
-            system::copy_maps(path, BUFFER.pointer(), 4096, size);
+            directory.copy_maps(&file_name(&name(MAPS_PREFIX, pid, sequence)), buffer, BUFFER_SIZE, size);
         }
-        release_buffers();
+        release_buffer();
         let (base, is_populated) = mapped?;
         let header = base.cast::<RingHeader>();
         // SAFETY: new, of that size, and nobody reads it before its magic is stored.
@@ -429,7 +438,7 @@ impl Settings {
             (*header).unloads.store(begun().into(), Ordering::Relaxed);
             if is_populated {
                 (*header).is_pinned.store(1, Ordering::Relaxed);
-                (*header).populated.store(u64::MAX, Ordering::Relaxed);
+                own.positions.set_populated();
             }
             (*header).origin = if is_child { Origin::Fork } else { Origin::Program } as u32;
             if is_child {
@@ -438,7 +447,7 @@ impl Settings {
                 (*header).parent_has_ring = u32::from(!inherited.is_null());
             }
             system::thread_name(&raw mut (*header).comm);
-            move_lost_before_ring(&*header);
+            own.move_lost(&*header);
             (*header).magic.store(MAGIC, Ordering::Release);
         }
         #[cfg(not(target_vendor = "apple"))]
@@ -451,35 +460,32 @@ impl Settings {
     }
 }
 
-const fn name(prefix: &'static str, pid: u32, sequence: u32) -> [Part; 4] {
-    [Part::Text(prefix), Part::Number(pid), Part::Text("."), Part::Number(sequence)]
+/// Most bytes of a list of mappings: as many as the ring has.
+fn maps_limit() -> usize {
+    DATA_OFFSET + DATA_SIZE.load(Ordering::Relaxed) as usize
 }
 
-fn take_buffers() -> Option<*mut u8> {
-    BUFFERS_ARE_USED
-        .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-        .ok()
-        .map(|_| PATH.pointer())
+/// The name of a file beside the ring.
+fn ring_name(prefix: &'static str) -> [Part; 4] {
+    name(prefix, PID.load(Ordering::Relaxed), SEQUENCE.load(Ordering::Relaxed))
 }
 
-fn release_buffers() {
-    BUFFERS_ARE_USED.store(false, Ordering::Release);
-}
-
-/// Moves what was lost before there was a ring into it.
-fn move_lost_before_ring(header: &RingHeader) {
-    for (before, lost) in LOST_BEFORE_RING.iter().zip(&header.lost_allocations) {
-        let count = before.count.swap(0, Ordering::Relaxed);
-        header.lost_before_ring.fetch_add(count, Ordering::Relaxed);
-        lost.count.fetch_add(count, Ordering::Relaxed);
-        lost.bytes.fetch_add(before.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+impl RingState {
+    /// Moves what was lost before there was a ring into it.
+    fn move_lost(&self, header: &RingHeader) {
+        for (before, lost) in self.lost_before_ring.iter().zip(&header.lost_allocations) {
+            let count = before.count.swap(0, Ordering::Relaxed);
+            header.lost_before_ring.fetch_add(count, Ordering::Relaxed);
+            lost.count.fetch_add(count, Ordering::Relaxed);
+            lost.bytes.fetch_add(before.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
-}
 
-fn count_lost_before_ring(size: u64) {
-    let lost = &LOST_BEFORE_RING[size_class(size)];
-    lost.count.fetch_add(1, Ordering::Relaxed);
-    lost.bytes.fetch_add(size, Ordering::Relaxed);
+    fn count_lost(&self, size: u64) {
+        let lost = &self.lost_before_ring[size_class(size)];
+        lost.count.fetch_add(1, Ordering::Relaxed);
+        lost.bytes.fetch_add(size, Ordering::Relaxed);
+    }
 }
 
 /// Whether a seccomp filter may forbid system calls.
@@ -487,7 +493,7 @@ pub fn is_filtered() -> bool {
     FILTERED.load(Ordering::Relaxed) != 0
 }
 
-/// The process is about to restrict its system calls: creates the ring while it can, and makes no calls
+/// The process is about to restrict its system calls, or may do so unseen: creates the ring while it can, and makes no calls
 /// afterwards.
 #[cfg(not(target_vendor = "apple"))]
 pub extern "C" fn enter_seccomp() {
@@ -495,11 +501,20 @@ pub extern "C" fn enter_seccomp() {
         && !is_filtered()
     {
         let _blocked = system::BlockedSignals::new();
+        if ring().is_none() {
+            // All of it takes memory.
+            DATA_SIZE.fetch_min(DEFAULT_DATA_SIZE, Ordering::Relaxed);
+        }
         // Of size 0: if another thread is creating it now, nothing is lost.
         if let Some(ring) = process.ring(0) {
             ring.pin();
         }
-        system::Thread::current().set_generation(generation());
+        let thread = system::Thread::current();
+        if thread.generation() == 0 {
+            thread.set_bytes_to_sample(draw(&RANDOM, process.mean_bytes));
+        }
+        thread.set_generation(generation());
+        thread.assume_stack();
     }
     FILTERED.store(1, Ordering::Relaxed);
 }
@@ -526,13 +541,13 @@ static LISTED_AT: AtomicU64 = AtomicU64::new(0);
 pub fn list_images_before_unload(thread: system::Thread) {
     // One list at a time, so that no unload follows before its list is made. Lists take a tenth of a millisecond.
     const WAIT_MAX_NS: u64 = 50_000_000;
-    let mut path = None;
+    let mut buffer = None;
     if !is_filtered() {
         let until_ns = system::now_ns() + WAIT_MAX_NS;
-        path = take_buffers();
-        while path.is_none() && system::now_ns() < until_ns {
+        buffer = take_buffer();
+        while buffer.is_none() && system::now_ns() < until_ns {
             system::yield_now();
-            path = take_buffers();
+            buffer = take_buffer();
         }
     }
     // Of a thread that has allocated.
@@ -541,15 +556,17 @@ pub fn list_images_before_unload(thread: system::Thread) {
     if let Some(ring) = ring() {
         let header = ring.header();
         let written = header.write.load(Ordering::Relaxed);
-        if let Some(path) = path.filter(|_| LISTED_AT.swap(written, Ordering::Relaxed) != written) {
-            let [prefix, pid, dot, sequence] = name(MAPS_PREFIX, header.pid, header.sequence);
-            set_name(path, &[prefix, pid, dot, sequence, Part::Text("."), Part::Number(number)]);
-            system::copy_maps(path, BUFFER.pointer(), 4096, DATA_OFFSET + header.data_size as usize);
+        if let Some(buffer) = buffer.filter(|_| LISTED_AT.swap(written, Ordering::Relaxed) != written)
+            && let Some(directory) = open_directory()
+        {
+            let [prefix, pid, dot, sequence] = ring_name(MAPS_PREFIX);
+            let name = file_name(&[prefix, pid, dot, sequence, Part::Text("."), Part::Number(number)]);
+            directory.copy_maps(&name, buffer, BUFFER_SIZE, maps_limit());
         }
         header.unloads.fetch_max(u64::from(number) + 1, Ordering::SeqCst);
     }
-    if path.is_some() {
-        release_buffers();
+    if buffer.is_some() {
+        release_buffer();
     }
 }
 
@@ -557,13 +574,13 @@ pub fn list_images_before_unload(thread: system::Thread) {
 #[cfg(target_vendor = "apple")]
 pub fn append_images() {
     let Some(ring) = ring() else { return };
-    let header = ring.header();
-    if let Some(path) = take_buffers() {
-        set_name(path, &name(MAPS_PREFIX, header.pid, header.sequence));
-        super::images::append(path);
-        release_buffers();
+    if let Some(directory) = open_directory()
+        && take_buffer().is_some()
+    {
+        super::images::append(&directory, &file_name(&ring_name(MAPS_PREFIX)));
+        release_buffer();
     }
-    header.unloads.fetch_max(begun().into(), Ordering::SeqCst);
+    ring.header().unloads.fetch_max(begun().into(), Ordering::SeqCst);
 }
 
 /// The process exits: stores the time and a copy of its maps.
@@ -578,12 +595,13 @@ pub fn end() {
         settings.control.peak_with_unseen.fetch_max(system::peak_resident_bytes(), Ordering::Relaxed);
     }
     let Some(ring) = ring() else { return };
-    let header = ring.header();
-    if let Some(path) = take_buffers() {
-        let [prefix, pid, dot, number] = name(MAPS_PREFIX, header.pid, header.sequence);
-        set_name(path, &[prefix, pid, dot, number, Part::Text(".end")]);
-        system::copy_maps(path, BUFFER.pointer(), 4096, DATA_OFFSET + header.data_size as usize);
-        release_buffers();
+    if let Some(directory) = open_directory()
+        && let Some(buffer) = take_buffer()
+    {
+        let [prefix, pid, dot, number] = ring_name(MAPS_PREFIX);
+        let name = file_name(&[prefix, pid, dot, number, Part::Text(".end")]);
+        directory.copy_maps(&name, buffer, BUFFER_SIZE, maps_limit());
+        release_buffer();
     }
-    header.end_ns.store(system::now_ns(), Ordering::Release);
+    ring.header().end_ns.store(system::now_ns(), Ordering::Release);
 }

@@ -1,21 +1,56 @@
 //! The writer of a ring: reserves space for a record, and commits it. `shared_memory.rs` defines the
 //! layout and its rules. Lock-free, for any number of threads; a full ring refuses at once.
+//!
+//! Where the next record goes is in memory of the process's own. The ring has copies of that for the reader, and the
+//! reader's position, which is checked: whoever else can write to the file cannot direct where this process writes.
 #![allow(unsafe_code)]
 
 use super::shared_memory::{
-    Allocation, COMMITTED, DATA_OFFSET, Free, Kind, RESERVED, RingHeader, Word, allocation_limit, piece_size,
-    size_class,
+    Allocation, COMMITTED, DATA_OFFSET, Free, Kind, RECORD_ALIGNMENT, RESERVED, RingHeader, Word,
+    allocation_limit, piece_size, size_class,
 };
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Has the kernel populate mapped memory; returns whether there was space.
 pub type Populate = fn(*mut u8, usize) -> bool;
 
+/// Positions of a ring, in private memory. All zero for a new ring.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Positions {
+    /// Bytes reserved since the ring was created.
+    write: AtomicU64,
+    /// Bytes released by the reader: its last valid position.
+    read: AtomicU64,
+    /// Counts below it have memory; a multiple of the piece size.
+    populated: AtomicU64,
+    /// Nonzero while a thread is backing a piece.
+    is_populating: AtomicU32,
+}
+
+impl Positions {
+    /// All of the ring has memory.
+    pub fn set_populated(&self) {
+        self.populated.store(u64::MAX, Ordering::Release);
+    }
+}
+
 /// A mapped ring.
 #[derive(Clone, Copy, Debug)]
-pub struct Ring {
+pub struct Ring<'a> {
     base: *mut u8,
+    data_size: u64,
+    positions: &'a Positions,
     populate: Populate,
+}
+
+/// Why there is no room for a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// The ring is full.
+    Full,
+    /// The file system is.
+    Space,
 }
 
 /// Reserved space for a record; its word is stored.
@@ -25,14 +60,14 @@ pub struct Reservation {
     length: u32,
 }
 
-impl Ring {
+impl<'a> Ring<'a> {
     /// The ring mapped at an address.
     ///
     /// # Safety
-    /// `DATA_OFFSET + data_size` bytes are mapped there while the ring is used, the header's constant fields
-    /// are set, `data_size` is a power of two, and only writers and one reader change the data.
-    pub unsafe fn new(base: *mut u8, populate: Populate) -> Self {
-        Self { base, populate }
+    /// `DATA_OFFSET + data_size` bytes are mapped there while the ring is used, `data_size` is a power of two, the
+    /// positions are those of this ring, and only writers and one reader change the data.
+    pub unsafe fn new(base: *mut u8, data_size: u64, positions: &'a Positions, populate: Populate) -> Self {
+        Self { base, data_size, positions, populate }
     }
 
     /// The ring's header.
@@ -41,37 +76,64 @@ impl Ring {
         unsafe { &*self.base.cast() }
     }
 
-    /// Reserves an allocation record of `length` bytes; none if the ring is full.
-    pub fn reserve_allocation(&self, length: u32) -> Option<Reservation> {
-        self.reserve(length, Kind::Allocation, allocation_limit(self.header().data_size))
+    /// Reserves an allocation record of `length` bytes.
+    pub fn reserve_allocation(&self, length: u32) -> Result<Reservation, NoRoom> {
+        self.reserve(length, Kind::Allocation, allocation_limit(self.data_size))
     }
 
     /// Reserves a free record.
-    pub fn reserve_free(&self, kind: Kind) -> Option<Reservation> {
-        self.reserve(size_of::<Free>() as u32, kind, self.header().data_size)
+    pub fn reserve_free(&self, kind: Kind) -> Result<Reservation, NoRoom> {
+        self.reserve(size_of::<Free>() as u32, kind, self.data_size)
     }
 
-    fn reserve(&self, length: u32, kind: Kind, limit: u64) -> Option<Reservation> {
+    /// Bytes released by the reader. A position that it cannot have reached, with `write` bytes reserved, is ignored.
+    fn read_position(&self, write: u64) -> u64 {
+        let known = self.positions.read.load(Ordering::Relaxed);
+        // Acquire: the reader has zeroed the released bytes.
+        let published = self.header().read.load(Ordering::Acquire);
+        let is_valid =
+            published > known && published <= write && published.is_multiple_of(RECORD_ALIGNMENT as u64);
+        if !is_valid {
+            return known;
+        }
+        known.max(self.positions.read.fetch_max(published, Ordering::Relaxed)).max(published)
+    }
+
+    /// Bytes released by the reader, and whether it can release more: it releases whole pieces.
+    pub fn progress(&self) -> (u64, bool) {
+        let write = self.positions.write.load(Ordering::Relaxed);
+        let read = self.read_position(write);
+        (read, write.saturating_sub(read) >= 2 * piece_size(self.data_size))
+    }
+
+    fn reserve(&self, length: u32, kind: Kind, limit: u64) -> Result<Reservation, NoRoom> {
         let header = self.header();
-        let size = header.data_size;
-        let mut write = header.write.load(Ordering::Relaxed);
+        let size = self.data_size;
+        let mut write = self.positions.write.load(Ordering::Relaxed);
         let (pad, record_at) = loop {
             let offset = write & (size - 1);
             let pad = if u64::from(length) <= size - offset { 0 } else { size - offset };
             let end = write + pad + u64::from(length);
-            // Acquire: the reader has zeroed the released bytes.
-            let read = header.read.load(Ordering::Acquire);
-            if end.wrapping_sub(read) > limit {
-                return None;
+            let read = self.read_position(write);
+            if read > write {
+                // Others wrote, and the reader read that, since `write` was loaded.
+                write = self.positions.write.load(Ordering::Relaxed);
+                continue;
+            }
+            if end - read > limit {
+                return Err(NoRoom::Full);
             }
             // One piece more than needed, limited to what the reader has released.
-            let ahead = (end + piece_size(size)).min(read.wrapping_add(size));
-            if ahead > header.populated.load(Ordering::Acquire) && !self.populate_ahead(end, ahead) {
-                header.no_space.fetch_add(1, Ordering::Relaxed);
-                return None;
+            let ahead = (end + piece_size(size)).min(read + size);
+            if ahead > self.positions.populated.load(Ordering::Acquire) && !self.populate_ahead(end, ahead) {
+                return Err(NoRoom::Space);
             }
-            match header.write.compare_exchange_weak(write, end, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => break (pad, (offset + pad) & (size - 1)),
+            let reserved = &self.positions.write;
+            match reserved.compare_exchange_weak(write, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    header.write.fetch_max(end, Ordering::Relaxed);
+                    break (pad, (offset + pad) & (size - 1));
+                }
                 Err(now) => write = now,
             }
         };
@@ -82,39 +144,38 @@ impl Ring {
         self.store_word(record_at as usize, word(length, kind, 0, RESERVED));
         // SAFETY: within the data, as is all of the record: it does not wrap.
         let record = unsafe { self.base.add(DATA_OFFSET + record_at as usize) };
-        Some(Reservation { record, length })
+        Ok(Reservation { record, length })
     }
 
     /// Populates pieces up to `ahead` in one thread, while others continue to `end` as long as that is populated: threads that
     /// populate the same pages wait for each other in the kernel. Returns whether `end` is populated.
     fn populate_ahead(&self, end: u64, ahead: u64) -> bool {
-        let header = self.header();
-        let is_populated = || header.populated.load(Ordering::Acquire) >= end;
-        if header.is_populating.swap(1, Ordering::Acquire) == 1 {
+        let Positions { populated, is_populating, .. } = self.positions;
+        let is_populated = || populated.load(Ordering::Acquire) >= end;
+        if is_populating.swap(1, Ordering::Acquire) == 1 {
             return is_populated() || self.populate_to(end);
         }
         let is_done = self.populate_to(ahead) || is_populated();
-        header.is_populating.store(0, Ordering::Release);
+        is_populating.store(0, Ordering::Release);
         is_done
     }
 
-    /// Populates pieces up to a count. The reader has released what was there: `read` and `populated` are multiples of the
-    /// piece size, and `end` is at most the ring's size beyond `read`. Concurrent calls repeat the work.
+    /// Populates pieces up to a count. The reader has released what was there: `end` is at most the ring's size beyond `read`.
+    /// Concurrent calls repeat the work.
     fn populate_to(&self, end: u64) -> bool {
-        let header = self.header();
-        let piece = piece_size(header.data_size);
+        let piece = piece_size(self.data_size);
         loop {
-            let populated = header.populated.load(Ordering::Acquire);
+            let populated = self.positions.populated.load(Ordering::Acquire);
             if populated >= end {
                 return true;
             }
-            let offset = (populated & (header.data_size - 1)) as usize;
+            let offset = (populated & (self.data_size - 1)) as usize;
             // SAFETY: within the data.
             let address = unsafe { self.base.add(DATA_OFFSET + offset) };
             if !(self.populate)(address, piece as usize) {
                 return false;
             }
-            let _ = header.populated.compare_exchange(
+            let _ = self.positions.populated.compare_exchange(
                 populated,
                 populated + piece,
                 Ordering::Release,
@@ -126,13 +187,12 @@ impl Ring {
     /// Backs all of the ring, so that writers need no more system calls.
     #[cfg(any(test, not(target_vendor = "apple")))]
     pub fn pin(&self) {
-        let header = self.header();
         // Before it is populated: the reader fills holes that it makes after this.
-        header.is_pinned.store(1, Ordering::SeqCst);
+        self.header().is_pinned.store(1, Ordering::SeqCst);
         // SAFETY: where the data begins.
         let data = unsafe { self.base.add(DATA_OFFSET) };
-        if (self.populate)(data, header.data_size as usize) {
-            header.populated.store(u64::MAX, Ordering::Release);
+        if (self.populate)(data, self.data_size as usize) {
+            self.positions.set_populated();
         }
     }
 
@@ -143,15 +203,21 @@ impl Ring {
     }
 
     /// Counts an allocation that did not fit.
-    pub fn lose_allocation(&self, size: u64) {
+    pub fn lose_allocation(&self, size: u64, why: NoRoom) {
         let lost = &self.header().lost_allocations[size_class(size)];
         lost.count.fetch_add(1, Ordering::Relaxed);
         lost.bytes.fetch_add(size, Ordering::Relaxed);
+        self.count_no_space(why);
     }
 
     /// Counts a free that did not fit.
-    pub fn lose_free(&self) {
+    pub fn lose_free(&self, why: NoRoom) {
         self.header().lost_frees.fetch_add(1, Ordering::Relaxed);
+        self.count_no_space(why);
+    }
+
+    fn count_no_space(&self, why: NoRoom) {
+        self.header().no_space.fetch_add(u64::from(why == NoRoom::Space), Ordering::Relaxed);
     }
 }
 
@@ -204,20 +270,24 @@ mod tests {
     struct Memory(*mut u8, usize);
 
     impl Memory {
-        fn new(data_size: usize) -> (Self, Ring) {
+        fn new(data_size: usize) -> (Self, Ring<'static>) {
             Self::with(data_size, |_, _| true)
         }
 
-        fn with(data_size: usize, populate: Populate) -> (Self, Ring) {
+        fn with(data_size: usize, populate: Populate) -> (Self, Ring<'static>) {
             let memory = Self(
                 // SAFETY: the size is not 0.
                 unsafe { alloc_zeroed(Self::layout(data_size)) },
                 data_size,
             );
-            // SAFETY: there is room for a header, and zero is valid for all its fields.
-            unsafe { (*memory.0.cast::<RingHeader>()).data_size = data_size as u64 };
-            // SAFETY: as large as it says, and only used by this test.
-            let ring = unsafe { Ring::new(memory.0, populate) };
+            let positions = std::boxed::Box::leak(std::boxed::Box::new(Positions {
+                write: AtomicU64::new(0),
+                read: AtomicU64::new(0),
+                populated: AtomicU64::new(0),
+                is_populating: AtomicU32::new(0),
+            }));
+            // SAFETY: as large as it says, zero is valid for all fields of a header, and only this test uses it.
+            let ring = unsafe { Ring::new(memory.0, data_size as u64, positions, populate) };
             (memory, ring)
         }
 
@@ -254,9 +324,9 @@ mod tests {
     }
 
     // SAFETY: in the test with threads, writers use atomics and memory that they reserved.
-    unsafe impl Sync for Ring {}
+    unsafe impl Sync for Ring<'_> {}
     // SAFETY: as above.
-    unsafe impl Send for Ring {}
+    unsafe impl Send for Ring<'_> {}
 
     fn allocation(address: u64, stack_size: u32) -> Allocation {
         Allocation {
@@ -315,13 +385,13 @@ mod tests {
                 memory.take().expect("committed");
             }
             let mut allocations = 0;
-            while let Some(room) = ring.reserve_allocation(allocation_length(200)) {
+            while let Ok(room) = ring.reserve_allocation(allocation_length(200)) {
                 room.commit_allocation(allocation(1, 200), 0);
                 allocations += 1;
             }
             assert!((8..=9).contains(&allocations), "{allocations} at {offset}");
             let mut frees = 0;
-            while let Some(room) = ring.reserve_free(Kind::Free) {
+            while let Ok(room) = ring.reserve_free(Kind::Free) {
                 room.commit_free(free(2), Kind::Free);
                 frees += 1;
             }
@@ -331,23 +401,50 @@ mod tests {
                 kinds[word.kind as usize] += 1;
             }
             assert_eq!((kinds[Kind::Allocation as usize], kinds[Kind::Free as usize]), (allocations, frees));
-            assert!(ring.reserve_allocation(allocation_length(200)).is_some());
+            assert!(ring.reserve_allocation(allocation_length(200)).is_ok());
+        }
+    }
+
+    /// A process that has the file changes the positions in it: at any time, to any value.
+    #[test]
+    fn what_others_write_into_the_header_directs_nothing() {
+        let (memory, ring) = Memory::new(4096);
+        let header = ring.header();
+        let mut written = 0u64;
+        for round in 0..200u64 {
+            let hostile =
+                [u64::MAX, 1 << 63, 0, written + 16, written.wrapping_sub(16), 7, 4096][round as usize % 7];
+            let room = ring.reserve_free(Kind::Free).expect("room");
+            let at = room.record as u64 - memory.0 as u64 - DATA_OFFSET as u64;
+            assert_eq!(at, written % 4096, "round {round}");
+            room.commit_free(free(1), Kind::Free);
+            written += u64::from(FREE_LENGTH);
+            memory.take().expect("committed");
+            let read = header.read.load(Ordering::Relaxed);
+            for field in [&header.write, &header.read, &header.lost_frees, &header.no_space] {
+                field.store(hostile, Ordering::Relaxed);
+            }
+            // No position beyond what was written, and none before an earlier one.
+            let seen = ring.read_position(written);
+            assert!(seen <= written && written - seen <= 4096, "round {round}: {seen}");
+            header.read.store(read, Ordering::Relaxed);
         }
     }
 
     #[test]
     fn losses_are_counted_by_size() {
         let (_memory, ring) = Memory::new(4096);
-        ring.lose_allocation(100);
-        ring.lose_allocation(127);
-        ring.lose_allocation(1 << 20);
-        ring.lose_free();
+        ring.lose_allocation(100, NoRoom::Full);
+        ring.lose_allocation(127, NoRoom::Space);
+        ring.lose_allocation(1 << 20, NoRoom::Full);
+        ring.lose_free(NoRoom::Space);
         let lost = |class: usize| {
             let lost = &ring.header().lost_allocations[class];
             (lost.count.load(Ordering::Relaxed), lost.bytes.load(Ordering::Relaxed))
         };
         assert_eq!((lost(7), lost(21), lost(0)), ((2, 227), (1, 1 << 20), (0, 0)));
         assert_eq!(ring.header().lost_frees.load(Ordering::Relaxed), 1);
+        assert_eq!(ring.header().no_space.load(Ordering::Relaxed), 2);
     }
 
     std::thread_local! {
@@ -371,14 +468,12 @@ mod tests {
         let (memory, ring) = Memory::with(16384, back_while_there_is_space);
         let piece = piece_size(16384) as usize;
         let data = memory.0 as usize + DATA_OFFSET;
-        let no_space = || ring.header().no_space.load(Ordering::Relaxed);
         // No memory is available at first.
-        assert!(ring.reserve_free(Kind::Free).is_none());
-        assert_eq!(no_space(), 1);
+        assert_eq!(ring.reserve_free(Kind::Free).err(), Some(NoRoom::Space));
         for round in 0..20 {
             BACKED.set((Vec::new(), 3 * piece));
             let mut written = 0;
-            while let Some(room) = ring.reserve_free(Kind::Free) {
+            while let Ok(room) = ring.reserve_free(Kind::Free) {
                 let begin = room.record as usize;
                 let is_populated = |(address, size): &(usize, usize)| {
                     (*address..address + size).contains(&begin) && begin + 32 <= address + size
@@ -389,7 +484,7 @@ mod tests {
                 written += 1;
             }
             assert_eq!(written, 3 * piece / 32);
-            assert_eq!(no_space(), round + 2);
+            assert_eq!(ring.reserve_free(Kind::Free).err(), Some(NoRoom::Space));
             while memory.take().is_some() {}
         }
     }
@@ -416,7 +511,7 @@ mod tests {
                 scope.spawn(move || {
                     for n in 0..per_thread {
                         let room = loop {
-                            if let Some(room) = ring.reserve_allocation(allocation_length(64)) {
+                            if let Ok(room) = ring.reserve_allocation(allocation_length(64)) {
                                 break room;
                             }
                             std::thread::yield_now();

@@ -8,7 +8,7 @@ use super::interval::draw;
 use super::process::{self, RANDOM, Settings, Status};
 use super::real;
 use super::request::{self, Request};
-use super::ring::Ring;
+use super::ring::{NoRoom, Ring};
 use super::shared_memory::{
     Allocation, Free, Function, Kind, OTHER_STACK_SIZE, REGISTERS, allocation_length, flag,
 };
@@ -21,7 +21,7 @@ pub type CallerRegisters = [u64; super::entry::REGISTER_COUNT];
 
 /// Assumed size of a thread's own stack: the default of most systems, so that the next mapping below is a different
 /// one.
-const OWN_STACK_SIZE: u64 = 8 << 20;
+pub const OWN_STACK_SIZE: u64 = 8 << 20;
 
 /// More than any program allocates: the entry points no longer take the slow path.
 const NEVER: u64 = 1 << 62;
@@ -213,9 +213,10 @@ pub fn record(
     let sp = registers[super::entry::SP];
     let (low, base) = thread.stack();
     let (is_mapped, wanted) = stack_part(sp, low, base, settings.stack_size());
-    let Some(room) = ring.reserve_allocation(allocation_length(wanted)) else {
-        ring.lose_allocation(size);
-        return;
+    let length = allocation_length(wanted);
+    let room = match process::reserve(&ring, |ring| ring.reserve_allocation(length)) {
+        Ok(room) => room,
+        Err(why) => return ring.lose_allocation(size, why),
     };
     let (to, _) = room.stack();
     let (copied, is_refused) = if is_mapped {
@@ -292,7 +293,7 @@ fn restore(thread: Thread, address: u64) {
     if let Some(ring) = process::ring() {
         push(&ring, thread, address, Kind::Restore, 0);
         if !is_inserted {
-            ring.lose_free();
+            ring.lose_free(NoRoom::Full);
         }
     }
 }
@@ -300,9 +301,9 @@ fn restore(thread: Thread, address: u64) {
 /// Records a free, or one of some pages.
 pub fn push(ring: &Ring, thread: Thread, address: u64, kind: Kind, pages: u32) {
     refresh(thread);
-    let Some(room) = ring.reserve_free(kind) else {
-        ring.lose_free();
-        return;
+    let room = match process::reserve(ring, |ring| ring.reserve_free(kind)) {
+        Ok(room) => room,
+        Err(why) => return ring.lose_free(why),
     };
     let record = Free { word: 0, time_ns: system::now_ns(), address, tid: thread.tid(), pages };
     room.commit_free(record, kind);

@@ -17,8 +17,9 @@
 //! # Ring
 //!
 //! `RingHeader::write` and `RingHeader::read` are byte counts that only increase; a position is `DATA_OFFSET + (count
-//! & (data_size - 1))`. A writer reserves space by compare-and-swap on `write`, stores the record's [`Word`] as
-//! [`RESERVED`] at once, fills the record and stores the word as [`COMMITTED`] (release). Records begin at multiples
+//! & (data_size - 1))`. A writer reserves space by compare-and-swap on a count in private memory, of which `write` is a copy,
+//! stores the record's [`Word`] as [`RESERVED`] at once, fills the record and stores the word as [`COMMITTED`] (release).
+//! Writers take nothing from the file but `read`, which they check. Records begin at multiples
 //! of [`RECORD_ALIGNMENT`] and do not wrap: [`Kind::Pad`] fills the end of the ring.
 //!
 //! The reader begins at 0 and loads the word of each record (acquire). If it is 0 or reserved, there is nothing to
@@ -30,7 +31,7 @@
 //! # Memory of a ring
 //!
 //! The file is sparse: a ring takes memory only for unread records. A writer has the kernel populate the next piece
-//! before it enters it, up to the count `populated`; if there is no space for it, the record is lost (`no_space`), and
+//! before it enters it; if there is no space for it, the record is lost (`no_space`), and
 //! the program never gets the SIGBUS that a store to an unbacked page raises. The reader punches holes where it
 //! zeroes, unless the ring is busy (the memory is needed again soon) or `is_pinned`: then all of it was populated in
 //! advance. After punching a hole it checks again: if the ring was pinned meanwhile, the reader backs the piece again
@@ -39,7 +40,7 @@
 //! Order: a free is in the ring before the allocator gets the block back, an allocation after the allocator returned
 //! it and before the program has it. So the records of one address are in order.
 //!
-//! A full ring loses the record: `RingHeader::lost_allocations`, `lost_frees`. The last eighth of the ring is for
+//! A full ring loses the record, unless `Control::waits_for_room`: `RingHeader::lost_allocations`, `lost_frees`. The last eighth of the ring is for
 //! frees only. A lost allocation is not in the set of sampled blocks, so its free has no record.
 //!
 //! The recorded program controls what the shim writes: the reader checks each length.
@@ -97,11 +98,8 @@ pub mod image_list {
     }
 }
 
-/// File name of the shim in the directory.
-pub const SHIM_NAME: &str = if cfg!(target_vendor = "apple") { "heap.dylib" } else { "heap.so" };
-
 /// First word of `Control` and of `RingHeader`: "sp-heap" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x03");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x04");
 
 /// Size of the control file, bytes.
 pub const CONTROL_SIZE: usize = 4096;
@@ -169,7 +167,16 @@ pub struct Control {
     pub unseen_libraries: AtomicU64,
     /// Peak memory of the largest process with such a library that has reached its exit, bytes.
     pub peak_with_unseen: AtomicU64,
+    /// Nonzero: a writer waits for room in a full ring, as long as the reader makes some, at most [`STALL_NS`] for each.
+    pub waits_for_room: u64,
+    /// Set by a writer that has waited in vain, cleared by the reader each time it reads: while it is set, no writer waits.
+    pub is_stalled: AtomicU32,
+    /// Zero.
+    pub reserved: u32,
 }
+
+/// Longest wait for a reader that releases nothing: it has died, or is suspended.
+pub const STALL_NS: u64 = 1_000_000_000;
 
 /// Why a process has no ring: the index into `Control::refusals`.
 #[repr(u32)]
@@ -183,6 +190,8 @@ pub enum Refusal {
     Map = 2,
     /// `Control` has values that this layout does not allow.
     Control = 3,
+    /// The process restricts its system calls, and had no ring before.
+    Filtered = 4,
 }
 
 /// Origin of a ring's process.
@@ -242,7 +251,7 @@ pub struct RingHeader {
     pub comm: [u8; 16],
     /// Keeps `write` off the constant fields' cache line.
     pub padding: [u64; 6],
-    /// Bytes reserved since the ring was created.
+    /// Bytes reserved since the ring was created: a copy for the reader.
     pub write: AtomicU64,
     /// Keeps `read` off the cache line of `write`.
     pub write_padding: [u64; 15],
@@ -258,18 +267,16 @@ pub struct RingHeader {
     /// CLOCK_MONOTONIC when the shim's destructor ran; 0 before, and if the process ended without.
     /// Records may follow: exit handlers allocate.
     pub end_ns: AtomicU64,
-    /// Counts below it have memory; a multiple of the piece size.
-    pub populated: AtomicU64,
     /// How many of the lost allocations and frees were lost because there was no space for the next
     /// piece.
     pub no_space: AtomicU64,
     /// Nonzero: the process makes no system calls, or its kernel cannot populate pieces: the reader punches no
     /// holes.
     pub is_pinned: AtomicU64,
-    /// Nonzero while a thread is backing a piece.
-    pub is_populating: AtomicU64,
     /// Unloads of images that may have begun; those before it have been listed if there were samples.
     pub unloads: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 2],
     /// Allocations that did not fit, by [`size_class`].
     pub lost_allocations: [LostAllocations; SIZE_CLASSES],
 }

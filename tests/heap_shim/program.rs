@@ -10,9 +10,10 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 use crate::ring::Ring;
-use crate::shared_memory::{
-    CONTROL_NAME, CONTROL_SIZE, Control, DIRECTORY_VARIABLE, MAGIC, RING_PREFIX, SHIM_NAME,
-};
+use crate::shared_memory::{CONTROL_NAME, CONTROL_SIZE, Control, DIRECTORY_VARIABLE, MAGIC, RING_PREFIX};
+
+/// File name of the shim in the directory.
+pub(crate) const SHIM_NAME: &str = "heap.so";
 
 /// The compiled fixtures.
 pub(crate) struct Fixtures {

@@ -3,9 +3,9 @@
 
 use std::fs;
 
-use crate::program::{Directory, Settings, fixtures, said};
+use crate::program::{Directory, SHIM_NAME, Settings, fixtures, said};
 use crate::ring::Ring;
-use crate::shared_memory::{CONTROL_NAME, DATA_SIZE_MIN, SHIM_NAME};
+use crate::shared_memory::{CONTROL_NAME, DATA_SIZE_MIN};
 
 const MODES: [&str; 14] = [
     "calls",

@@ -333,13 +333,21 @@ macro_rules! observed {
     };
 }
 
-// PR_SET_SECCOMP
-observed!(prctl, libc_function::PRCTL, enter_seccomp, "cmp w0, #22", "b.ne 2f");
+// PR_SET_SECCOMP, and PR_SET_NO_NEW_PRIVS, which a filter needs: it may be set by a system call of the program's own.
+observed!(
+    prctl,
+    libc_function::PRCTL,
+    enter_seccomp,
+    "cmp w0, #22",
+    "b.eq 1f",
+    "cmp w0, #38",
+    "b.ne 2f"
+);
 observed!(
     syscall,
     libc_function::SYSCALL,
     observe_syscall,
-    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP
+    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP or PR_SET_NO_NEW_PRIVS
     "cmp w0, #134",
     "b.eq 1f",
     "cmp w0, #277",
@@ -347,6 +355,8 @@ observed!(
     "cmp w0, #167",
     "b.ne 2f",
     "cmp w1, #22",
+    "b.eq 1f",
+    "cmp w1, #38",
     "b.ne 2f"
 );
 observed!(sigaction, libc_function::SIGACTION, set_action,);

@@ -302,13 +302,13 @@ macro_rules! observed {
     };
 }
 
-// PR_SET_SECCOMP
-observed!(prctl, libc_function::PRCTL, enter_seccomp, "cmp edi, 22", "jne 2f");
+// PR_SET_SECCOMP, and PR_SET_NO_NEW_PRIVS, which a filter needs: it may be set by a system call of the program's own.
+observed!(prctl, libc_function::PRCTL, enter_seccomp, "cmp edi, 22", "je 1f", "cmp edi, 38", "jne 2f");
 observed!(
     syscall,
     libc_function::SYSCALL,
     observe_syscall,
-    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP
+    // rt_sigaction, seccomp, and prctl with PR_SET_SECCOMP or PR_SET_NO_NEW_PRIVS
     "cmp edi, 13",
     "je 1f",
     "cmp edi, 317",
@@ -316,6 +316,8 @@ observed!(
     "cmp edi, 157",
     "jne 2f",
     "cmp esi, 22",
+    "je 1f",
+    "cmp esi, 38",
     "jne 2f"
 );
 observed!(sigaction, libc_function::SIGACTION, set_action,);

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::process::is_filtered;
-use super::shared_memory::Refusal;
+use super::sample::OWN_STACK_SIZE;
 use core::ptr::null;
 
 #[cfg(target_arch = "x86_64")]
@@ -11,7 +11,7 @@ mod number {
     pub const READ: usize = 0;
     pub const WRITE: usize = 1;
     pub const CLOSE: usize = 3;
-    pub const LSEEK: usize = 8;
+    pub const FSTAT: usize = 5;
     pub const MMAP: usize = 9;
     pub const MUNMAP: usize = 11;
     pub const RT_SIGACTION: usize = 13;
@@ -19,9 +19,11 @@ mod number {
     pub const PWRITE64: usize = 18;
     pub const SCHED_YIELD: usize = 24;
     pub const MADVISE: usize = 28;
+    pub const NANOSLEEP: usize = 35;
     pub const GETPID: usize = 39;
     pub const GETRUSAGE: usize = 98;
     pub const FTRUNCATE: usize = 77;
+    pub const GETEUID: usize = 107;
     pub const PRCTL: usize = 157;
     pub const GETTID: usize = 186;
     pub const CLOCK_GETTIME: usize = 228;
@@ -39,10 +41,11 @@ mod number {
     pub const FALLOCATE: usize = 47;
     pub const OPENAT: usize = 56;
     pub const CLOSE: usize = 57;
-    pub const LSEEK: usize = 62;
     pub const READ: usize = 63;
     pub const WRITE: usize = 64;
     pub const PWRITE64: usize = 68;
+    pub const FSTAT: usize = 80;
+    pub const NANOSLEEP: usize = 101;
     pub const CLOCK_GETTIME: usize = 113;
     pub const SCHED_YIELD: usize = 124;
     pub const RT_SIGACTION: usize = 134;
@@ -50,6 +53,7 @@ mod number {
     pub const GETRUSAGE: usize = 165;
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
+    pub const GETEUID: usize = 175;
     pub const GETTID: usize = 178;
     pub const MUNMAP: usize = 215;
     pub const MMAP: usize = 222;
@@ -61,24 +65,15 @@ mod number {
 // The same on both processors.
 const AT_FDCWD: usize = -100isize as usize;
 const O_RDONLY: usize = 0;
-const O_RDWR: usize = 2;
-const O_CREAT: usize = 0o100;
-const O_EXCL: usize = 0o200;
 const O_CLOEXEC: usize = 0o2_000_000;
 const EINTR: isize = 4;
-const EEXIST: isize = 17;
-const EOPNOTSUPP: isize = 95;
-const ENOSYS: isize = 38;
 const PROT_READ_WRITE: usize = 3;
-const MAP_SHARED: usize = 1;
 const MAP_PRIVATE: usize = 2;
 const MAP_ANONYMOUS: usize = 0x20;
 const MAP_NORESERVE: usize = 0x4000;
 const MADV_WIPEONFORK: usize = 18;
 const MADV_POPULATE_WRITE: usize = 23;
-const RLIMIT_FSIZE: usize = 1;
 const PR_GET_NAME: usize = 16;
-const SEEK_END: usize = 2;
 const CLOCK_MONOTONIC: usize = 1;
 const CLOCK_MONOTONIC_COARSE: usize = 6;
 /// The smallest page size of any Linux.
@@ -256,6 +251,16 @@ impl Thread {
         (words.stack_low, words.stack_base)
     }
 
+    /// Assumes that the thread's stack is mapped from its stack pointer on, if it is the main thread: the kernel keeps other
+    /// mappings away from that stack.
+    pub fn assume_stack(self) {
+        let (_, base) = self.stack();
+        if self.tid() == pid() && base != 0 {
+            // SAFETY: the calling thread's own.
+            unsafe { (*self.0).stack_low = base.saturating_sub(OWN_STACK_SIZE) };
+        }
+    }
+
     /// Records that the bytes from `sp` up to `end` were read. They belong to the thread's own stack if they reach its
     /// known part: other stacks are not adjacent, since each has a guard page below it.
     pub fn add_to_stack(self, sp: u64, end: u64) {
@@ -289,6 +294,11 @@ impl Thread {
 #[path = "usage_linux.rs"]
 mod usage;
 pub use usage::peak_resident_bytes;
+#[path = "directory_linux.rs"]
+mod directory;
+pub use directory::{Directory, RingError};
+use directory::Descriptor;
+
 #[path = "signals_linux.rs"]
 mod signals;
 pub use signals::{BlockedSignals, observe_syscall, set_action, set_handler};
@@ -311,6 +321,15 @@ pub fn page_size() -> u64 {
 /// Lets other threads run.
 pub fn yield_now() {
     call!(SCHED_YIELD);
+}
+
+/// Waits a moment, in which a reader makes room for some hundred records.
+pub fn pause() {
+    if is_filtered() {
+        return core::hint::spin_loop();
+    }
+    let moment = [0i64, 50_000];
+    call!(NANOSLEEP, &raw const moment, null::<u8>());
 }
 
 /// Result of `getpid()`, also in a child that shares its parent's memory.
@@ -388,9 +407,9 @@ pub fn variable(name: &str) -> Variable {
     Variable::Absent
 }
 
-fn open(path: *const u8, flags: usize) -> isize {
+fn open(at: usize, path: *const u8, flags: usize) -> isize {
     loop {
-        let descriptor = call!(OPENAT, AT_FDCWD, path, flags | O_CLOEXEC, 0o600);
+        let descriptor = call!(OPENAT, at, path, flags | O_CLOEXEC, 0o600);
         if descriptor != -EINTR {
             return descriptor;
         }
@@ -400,18 +419,6 @@ fn open(path: *const u8, flags: usize) -> isize {
 fn map(size: usize, flags: usize, descriptor: isize) -> Option<*mut u8> {
     let address = call!(MMAP, null::<u8>(), size, PROT_READ_WRITE, flags, descriptor, 0);
     (address >= 0 || address < -4095).then_some(address as *mut u8)
-}
-
-/// Permanently maps a file of at least this size.
-pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
-    let descriptor = open(path, O_RDWR);
-    if descriptor < 0 {
-        return None;
-    }
-    let is_long = call!(LSEEK, descriptor, 0, SEEK_END) >= size as isize;
-    let mapped = if is_long { map(size, MAP_SHARED, descriptor) } else { None };
-    call!(CLOSE, descriptor);
-    mapped
 }
 
 /// Maps memory that is zero, also in each child of fork.
@@ -429,112 +436,9 @@ pub fn unmap(address: *mut u8, size: usize) {
     call!(MUNMAP, address, size);
 }
 
-/// Why there is no ring.
-pub enum RingError {
-    /// A file with this name exists.
-    Exists,
-    /// Another reason.
-    Refused(Refusal),
-}
-
-/// Creates a file of zeros, and maps it. Returns whether all of it has space: a store to another page could raise
-/// SIGBUS before it is populated. The first page has space. `is_sparse`: the other pages need none.
-pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut u8, bool), RingError> {
-    // Above this limit the kernel would send SIGXFSZ.
-    if file_size_limit() < size as u64 {
-        return Err(RingError::Refused(Refusal::Space));
-    }
-    let descriptor = open(path, O_RDWR | O_CREAT | O_EXCL);
-    if descriptor == -EEXIST {
-        return Err(RingError::Exists);
-    }
-    if descriptor < 0 {
-        return Err(RingError::Refused(Refusal::Create));
-    }
-    let mapped = if call!(FTRUNCATE, descriptor, size) == 0 {
-        map(size, MAP_SHARED, descriptor).ok_or(Refusal::Map)
-    } else {
-        Err(Refusal::Space)
-    };
-    let mapped = mapped.and_then(|address| {
-        let is_populated = !(is_sparse && populate(address, PAGE_SIZE));
-        if is_populated && !allocate(descriptor, size) {
-            unmap(address, size);
-            return Err(Refusal::Space);
-        }
-        Ok((address, is_populated))
-    });
-    call!(CLOSE, descriptor);
-    mapped.map_err(|refusal| {
-        call!(UNLINKAT, AT_FDCWD, path, 0);
-        RingError::Refused(refusal)
-    })
-}
-
 /// Has the kernel allocate pages of a mapping, if there is space. Kernels before 5.14 refuse.
 pub fn populate(address: *mut u8, size: usize) -> bool {
     !is_filtered() && call!(MADVISE, address, size, MADV_POPULATE_WRITE) == 0
-}
-
-fn file_size_limit() -> u64 {
-    let mut limit = [u64::MAX; 2];
-    call!(PRLIMIT64, 0, RLIMIT_FSIZE, null::<u64>(), &raw mut limit);
-    limit[0]
-}
-
-fn allocate(descriptor: isize, size: usize) -> bool {
-    static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-    let result = loop {
-        let result = call!(FALLOCATE, descriptor, 0, 0, size);
-        if result != -EINTR {
-            break result;
-        }
-    };
-    if result != -EOPNOTSUPP && result != -ENOSYS {
-        return result == 0;
-    }
-    let mut at = 0;
-    while at < size {
-        let written = call!(PWRITE64, descriptor, ZEROS.as_ptr(), ZEROS.len().min(size - at), at);
-        if written <= 0 && written != -EINTR {
-            return false;
-        }
-        at += written.max(0) as usize;
-    }
-    true
-}
-
-/// Copies /proc/self/maps into a new file, at most `limit` bytes of it.
-pub fn copy_maps(path: *const u8, buffer: *mut u8, buffer_size: usize, limit: usize) {
-    if file_size_limit() < limit as u64 {
-        return;
-    }
-    let from = open(c"/proc/self/maps".as_ptr().cast(), O_RDONLY);
-    let to = open(path, O_RDWR | O_CREAT | O_EXCL);
-    let mut total = 0;
-    while from >= 0 && to >= 0 && total < limit {
-        let length = call!(READ, from, buffer, buffer_size.min(limit - total));
-        if length <= 0 {
-            break;
-        }
-        let mut written = 0;
-        while written < length {
-            let result = call!(WRITE, to, buffer.wrapping_add(written as usize), length - written);
-            if result <= 0 {
-                break;
-            }
-            written += result;
-        }
-        if written < length {
-            break;
-        }
-        total += length as usize;
-    }
-    for descriptor in [from, to] {
-        if descriptor >= 0 {
-            call!(CLOSE, descriptor);
-        }
-    }
 }
 
 /// The calling thread's name: 16 bytes, the last one zero.
@@ -544,12 +448,9 @@ pub fn thread_name(name: *mut [u8; 16]) {
 
 /// Number of seccomp filters of the process, from /proc.
 pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
-    let descriptor = open(c"/proc/self/status".as_ptr().cast(), O_RDONLY);
-    if descriptor < 0 {
-        return 0;
-    }
-    let length = call!(READ, descriptor, buffer, buffer_size).max(0) as usize;
-    call!(CLOSE, descriptor);
+    let status = open(AT_FDCWD, c"/proc/self/status".as_ptr().cast(), O_RDONLY);
+    let Some(status) = Descriptor::new(status) else { return 0 };
+    let length = call!(READ, status.0, buffer, buffer_size).max(0) as usize;
     // SAFETY: that many bytes were read into it.
     let text = unsafe { core::slice::from_raw_parts(buffer, length) };
     let name = b"Seccomp_filters:\t";
@@ -581,6 +482,9 @@ extern "C" fn load() {
     super::real::load();
     if let super::process::Status::Recording(_) = super::process::status() {
         at_fork(super::process::begin_child);
+        if super::filter_code::is_suspect() {
+            super::process::enter_seccomp();
+        }
     }
 }
 

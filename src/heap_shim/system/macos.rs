@@ -2,6 +2,7 @@
 //! made here does.
 #![allow(unsafe_code)]
 
+use super::files::FileName;
 use super::shared_memory::Refusal;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
@@ -12,11 +13,17 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 #[link(name = "System")]
 unsafe extern "C" {
     fn open(path: *const c_char, flags: c_int, ...) -> c_int;
+    fn openat(directory: c_int, name: *const c_char, flags: c_int, ...) -> c_int;
+    #[cfg_attr(target_arch = "x86_64", link_name = "fstat$INODE64")]
+    fn fstat(descriptor: c_int, status: *mut [u64; 18]) -> c_int;
+    fn geteuid() -> u32;
+    fn read(descriptor: c_int, into: *mut c_void, length: usize) -> isize;
+    fn nanosleep(time: *const [i64; 2], left: *mut [i64; 2]) -> c_int;
+    fn minherit(at: *mut c_void, size: usize, inherit: c_int) -> c_int;
     fn close(descriptor: c_int) -> c_int;
-    fn lseek(descriptor: c_int, offset: i64, whence: c_int) -> i64;
     fn write(descriptor: c_int, from: *const c_void, length: usize) -> isize;
     fn pwrite(descriptor: c_int, from: *const c_void, length: usize, offset: i64) -> isize;
-    fn unlink(path: *const c_char) -> c_int;
+    fn unlinkat(directory: c_int, name: *const c_char, flags: c_int) -> c_int;
     fn mmap(
         at: *mut c_void,
         size: usize,
@@ -45,15 +52,18 @@ unsafe extern "C" {
     static mach_task_self_: u32;
 }
 
+const O_RDONLY: c_int = 0;
 const O_WRONLY: c_int = 1;
 const O_RDWR: c_int = 2;
+const O_NONBLOCK: c_int = 4;
 const O_APPEND: c_int = 8;
+const O_NOFOLLOW: c_int = 0x100;
 const O_CREAT: c_int = 0x200;
 const O_EXCL: c_int = 0x800;
+const O_DIRECTORY: c_int = 0x10_0000;
 const O_CLOEXEC: c_int = 0x100_0000;
 const EEXIST: c_int = 17;
 const EINTR: c_int = 4;
-const SEEK_END: c_int = 2;
 const RLIMIT_FSIZE: c_int = 1;
 const PROT_READ_WRITE: c_int = 3;
 const MAP_SHARED: c_int = 1;
@@ -267,30 +277,10 @@ fn make_keys() -> bool {
     true
 }
 
-fn open_file(path: *const u8, flags: c_int) -> c_int {
-    let mode: c_int = 0o600;
-    // SAFETY: a C string.
-    unsafe { open(path.cast(), flags | O_CLOEXEC, mode) }
-}
-
 fn map(size: usize, flags: c_int, descriptor: c_int) -> Option<*mut u8> {
     // SAFETY: no fixed address.
     let address = unsafe { mmap(null_mut(), size, PROT_READ_WRITE, flags, descriptor, 0) };
     (address as isize != -1).then_some(address.cast())
-}
-
-/// Permanently maps a file of at least this size.
-pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
-    let descriptor = open_file(path, O_RDWR);
-    if descriptor < 0 {
-        return None;
-    }
-    // SAFETY: an open descriptor.
-    let is_long = unsafe { lseek(descriptor, 0, SEEK_END) } >= size as i64;
-    let mapped = if is_long { map(size, MAP_SHARED, descriptor) } else { None };
-    // SAFETY: opened above.
-    unsafe { close(descriptor) };
-    mapped
 }
 
 /// Memory that is zero in each child of fork: address and size. The kernel does not do that here (minherit(2) shares,
@@ -327,41 +317,173 @@ pub fn unmap(address: *mut u8, size: usize) {
     unsafe { munmap(address.cast(), size) };
 }
 
+/// Waits a moment, in which a reader makes room for some hundred records.
+pub fn pause() {
+    // SAFETY: the calling thread's errno, and a time.
+    unsafe {
+        let errno = *__error();
+        nanosleep(&[0, 50_000], null_mut());
+        *__error() = errno;
+    }
+}
+
+/// An open directory.
+pub struct Directory(c_int);
+
+/// Closes a descriptor at its end.
+struct Descriptor(c_int);
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: an open descriptor that nothing else closes.
+        unsafe { close(self.0) };
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        drop(Descriptor(self.0));
+    }
+}
+
+/// Device and inode, mode and size of a file that belongs to root or to the user that this process runs as, who alone can
+/// write to it.
+fn trusted_status(descriptor: c_int) -> Option<([u64; 2], u32, u64)> {
+    // `struct stat` with 64-bit inodes (sys/stat.h).
+    let mut stat = [0u64; 18];
+    // SAFETY: room for one.
+    if unsafe { fstat(descriptor, &raw mut stat) } != 0 {
+        return None;
+    }
+    let (device, mode, user) = (stat[0] as u32, (stat[0] >> 32) as u32 & 0xffff, stat[2] as u32);
+    // SAFETY: takes nothing.
+    let is_trusted = (user == 0 || user == unsafe { geteuid() }) && mode & 0o022 == 0;
+    is_trusted.then_some(([device.into(), stat[1]], mode, stat[12]))
+}
+
+impl Directory {
+    /// Opens the directory at a path, a C string.
+    pub fn open(path: *const u8) -> Option<Self> {
+        let flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+        // SAFETY: a C string.
+        let descriptor = unsafe { open(path.cast(), flags) };
+        (descriptor >= 0).then_some(Self(descriptor))
+    }
+
+    /// Device and inode, if the directory belongs to root or to the user that this process runs as, who alone can change it.
+    pub fn identity(&self) -> Option<[u64; 2]> {
+        trusted_status(self.0).map(|(identity, ..)| identity)
+    }
+
+    fn open_file(&self, name: &FileName, flags: c_int) -> c_int {
+        let mode: c_int = 0o600;
+        // SAFETY: a C string.
+        unsafe {
+            openat(self.0, name.as_ptr().cast(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode)
+        }
+    }
+
+    /// Reads the beginning of a file; returns the number of bytes.
+    pub fn read(&self, name: &FileName, buffer: *mut u8, size: usize) -> usize {
+        let descriptor = self.open_file(name, O_RDONLY);
+        if descriptor < 0 {
+            return 0;
+        }
+        let file = Descriptor(descriptor);
+        // SAFETY: a buffer of that size.
+        unsafe { read(file.0, buffer.cast(), size) }.max(0) as usize
+    }
+
+    /// Permanently maps a file of at least this size, if the directory and the file belong to root or to the user that this
+    /// process runs as.
+    pub fn map_control(&self, name: &FileName, size: usize) -> Option<*mut u8> {
+        const S_IFMT: u32 = 0o170_000;
+        const S_IFREG: u32 = 0o100_000;
+        self.identity()?;
+        let descriptor = self.open_file(name, O_RDWR);
+        if descriptor < 0 {
+            return None;
+        }
+        let file = Descriptor(descriptor);
+        let (_, mode, length) = trusted_status(file.0)?;
+        let is_control = mode & S_IFMT == S_IFREG && length >= size as u64;
+        if is_control { map(size, MAP_SHARED, file.0) } else { None }
+    }
+
+    /// Creates a file and maps it; a child of fork does not inherit the mapping. Writes its zeros, so that all of it has space
+    /// (else a store could raise SIGBUS).
+    pub fn make_ring(&self, name: &FileName, size: usize, _: bool) -> Result<(*mut u8, bool), RingError> {
+        const VM_INHERIT_NONE: c_int = 2;
+        let mut limit = [u64::MAX; 2];
+        // SAFETY: two words.
+        unsafe { getrlimit(RLIMIT_FSIZE, &raw mut limit) };
+        // Above this limit the kernel would send SIGXFSZ.
+        if limit[0] < size as u64 {
+            return Err(RingError::Refused(Refusal::Space));
+        }
+        let descriptor = self.open_file(name, O_RDWR | O_CREAT | O_EXCL);
+        if descriptor < 0 {
+            // SAFETY: the calling thread's errno.
+            let is_there = unsafe { *__error() } == EEXIST;
+            return Err(if is_there { RingError::Exists } else { RingError::Refused(Refusal::Create) });
+        }
+        let file = Descriptor(descriptor);
+        let mapped = if write_zeros(file.0, size) {
+            map(size, MAP_SHARED, file.0).ok_or(Refusal::Map)
+        } else {
+            Err(Refusal::Space)
+        };
+        let mapped = mapped.and_then(|address| {
+            // SAFETY: the new mapping.
+            if unsafe { minherit(address.cast(), size, VM_INHERIT_NONE) } != 0 {
+                unmap(address, size);
+                return Err(Refusal::Map);
+            }
+            Ok((address, true))
+        });
+        mapped.map_err(|refusal| {
+            // SAFETY: a C string.
+            unsafe { unlinkat(self.0, name.as_ptr().cast(), 0) };
+            RingError::Refused(refusal)
+        })
+    }
+
+    /// Creates a file with the image list.
+    pub fn copy_maps(&self, name: &FileName, _: *mut u8, _: usize, _: usize) {
+        super::images::write(self, name);
+    }
+
+    /// Appends to a file, which is created if `is_new`.
+    pub fn append(&self, name: &FileName, is_new: bool, text: &[u8]) {
+        // SAFETY: the calling thread's errno.
+        let errno = unsafe { *__error() };
+        let descriptor = self.open_file(name, O_WRONLY | if is_new { O_CREAT | O_EXCL } else { O_APPEND });
+        let mut at = 0;
+        while descriptor >= 0 && at < text.len() {
+            // SAFETY: that many bytes are there.
+            let written = unsafe { write(descriptor, text.as_ptr().add(at).cast(), text.len() - at) };
+            // SAFETY: the calling thread's errno.
+            if written <= 0 && unsafe { *__error() } != EINTR {
+                break;
+            }
+            at += written.max(0) as usize;
+        }
+        // SAFETY: opened above, if it was; the calling thread's errno.
+        unsafe {
+            if descriptor >= 0 {
+                close(descriptor);
+            }
+            *__error() = errno;
+        }
+    }
+}
+
 /// Why there is no ring.
 pub enum RingError {
     /// A file with this name exists.
     Exists,
     /// Another reason.
     Refused(Refusal),
-}
-
-/// Creates a file and maps it. Writes its zeros, so that all of it has space (else a store could raise SIGBUS).
-pub fn make_ring(path: *const u8, size: usize, _: bool) -> Result<(*mut u8, bool), RingError> {
-    let mut limit = [u64::MAX; 2];
-    // SAFETY: two words.
-    unsafe { getrlimit(RLIMIT_FSIZE, &raw mut limit) };
-    // Above this limit the kernel would send SIGXFSZ.
-    if limit[0] < size as u64 {
-        return Err(RingError::Refused(Refusal::Space));
-    }
-    let descriptor = open_file(path, O_RDWR | O_CREAT | O_EXCL);
-    if descriptor < 0 {
-        // SAFETY: the calling thread's errno.
-        let is_there = unsafe { *__error() } == EEXIST;
-        return Err(if is_there { RingError::Exists } else { RingError::Refused(Refusal::Create) });
-    }
-    let mapped = if write_zeros(descriptor, size) {
-        map(size, MAP_SHARED, descriptor).ok_or(Refusal::Map)
-    } else {
-        Err(Refusal::Space)
-    };
-    // SAFETY: opened above.
-    unsafe { close(descriptor) };
-    mapped.map(|address| (address, true)).map_err(|refusal| {
-        // SAFETY: a C string.
-        unsafe { unlink(path.cast()) };
-        RingError::Refused(refusal)
-    })
 }
 
 /// Not needed: rings have space when they are created.
@@ -383,35 +505,6 @@ fn write_zeros(descriptor: c_int, size: usize) -> bool {
         at += written.max(0) as usize;
     }
     true
-}
-
-/// Creates a file with the image list.
-pub fn copy_maps(path: *const u8, _: *mut u8, _: usize, _: usize) {
-    super::images::write(path);
-}
-
-/// Appends to a file, which is created if `is_new`.
-pub fn append(path: *const u8, is_new: bool, text: &[u8]) {
-    // SAFETY: the calling thread's errno.
-    let errno = unsafe { *__error() };
-    let descriptor = open_file(path, O_WRONLY | if is_new { O_CREAT | O_EXCL } else { O_APPEND });
-    let mut at = 0;
-    while descriptor >= 0 && at < text.len() {
-        // SAFETY: that many bytes are there.
-        let written = unsafe { write(descriptor, text.as_ptr().add(at).cast(), text.len() - at) };
-        // SAFETY: the calling thread's errno.
-        if written <= 0 && unsafe { *__error() } != EINTR {
-            break;
-        }
-        at += written.max(0) as usize;
-    }
-    // SAFETY: opened above, if it was; the calling thread's errno.
-    unsafe {
-        if descriptor >= 0 {
-            close(descriptor);
-        }
-        *__error() = errno;
-    }
 }
 
 /// Maps memory that is zero.

@@ -2,20 +2,18 @@
 //! afterwards.
 //!
 //! A lock on the control file shows that its recording is running. A killed stackprof leaves an unlocked
-//! directory, which the next one removes. Other users may load the shim and nothing else: without it the dynamic
-//! loader would print errors in programs that a process starts as another user. For the same reason the shim alone
-//! stays while processes that outlive the recording map it or have it in their environment; the next recording removes
-//! it after they exit.
+//! directory, which the next one removes. Its path stays in environments; the shim uses a directory only if it belongs to
+//! root or to the user that the process runs as.
 #![allow(unsafe_code)]
 
 use std::cmp::Reverse;
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, Write};
+use std::fs::{self, DirBuilder, File};
+use std::io;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -23,8 +21,9 @@ use std::time::{Duration, SystemTime};
 use super::HeapOptions;
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, MAGIC, MAPS_PREFIX,
-    RING_PREFIX, Refusal, SHIM_NAME, STACK_SIZE_MAX,
+    RING_PREFIX, Refusal, STACK_SIZE_MAX,
 };
+use super::shim_file::{self, is_shim};
 use crate::error::{Error, ErrorKind, Result, io_text};
 
 /// The variable with libraries that the dynamic linker loads into a program.
@@ -54,22 +53,25 @@ static CURRENT: Mutex<Option<PathBuf>> = Mutex::new(None);
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
+    /// Path of the shim.
+    shim: PathBuf,
     /// Open and locked.
     control: File,
 }
 
 impl Directory {
-    /// Creates the directory with this shim in it, and removes those left by killed recordings.
+    /// Creates the directory, for a command that loads this shim, and removes those left by killed recordings.
     ///
     /// # Errors
     /// [`ErrorKind::System`]: none of the places can hold it.
     pub fn make(shim: &[u8], options: HeapOptions) -> Result<Directory> {
+        let shim = shim_file::install(shim)?;
         let mut failure = (PathBuf::from("/tmp"), io::ErrorKind::NotFound.into());
         let mut places = places();
         places.iter().for_each(|place| sweep(place));
         places.sort_by_key(|place| Reverse(free_bytes(place).min(SPACE_ENOUGH_BYTES)));
         for place in places {
-            match Directory::make_in(&place, shim, options) {
+            match Directory::make_in(&place, shim.clone(), options) {
                 Ok(directory) => {
                     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(directory.path.clone());
                     return Ok(directory);
@@ -79,7 +81,7 @@ impl Directory {
         }
         let (place, why) = failure;
         let text = format!(
-            "cannot put the heap shim into {}: {}; set XDG_RUNTIME_DIR to a directory of yours whose files may be run",
+            "cannot share memory with the command in {}: {}; set XDG_RUNTIME_DIR to a directory of yours",
             place.display(),
             io_text(&why)
         );
@@ -87,13 +89,13 @@ impl Directory {
     }
 
     /// Creates it in this place.
-    pub(crate) fn make_in(place: &Path, shim: &[u8], options: HeapOptions) -> io::Result<Directory> {
+    pub(crate) fn make_in(place: &Path, shim: PathBuf, options: HeapOptions) -> io::Result<Directory> {
         let path = make_new(place)?;
-        let made = fill(&path, shim, options);
+        let made = make_control(&path, options);
         if made.is_err() {
             remove(&path);
         }
-        made.map(|control| Directory { path, control })
+        made.map(|control| Directory { path, shim, control })
     }
 
     /// Its path.
@@ -104,8 +106,8 @@ impl Directory {
 
     /// Path of the shim.
     #[must_use]
-    pub fn shim(&self) -> PathBuf {
-        self.path.join(SHIM_NAME)
+    pub fn shim(&self) -> &Path {
+        &self.shim
     }
 
     /// Environment variables with which a command loads the shim, ahead of libraries that it is already told to load.
@@ -117,7 +119,7 @@ impl Directory {
     }
 
     fn environment_with(&self, preloaded: Option<&OsStr>) -> Vec<(OsString, OsString)> {
-        let mut preload = self.shim().into_os_string();
+        let mut preload = self.shim.clone().into_os_string();
         let preloaded = preloaded.unwrap_or_default().as_bytes();
         // ld.so(8) divides at blanks, too; dyld does not.
         let is_separator = |byte: &u8| *byte == b':' || *byte == b' ' && !cfg!(target_vendor = "apple");
@@ -177,10 +179,10 @@ impl Directory {
         stop(&self.control);
     }
 
-    /// Processes that map the shim now, or that start others with it.
-    #[must_use]
-    pub fn survivors(&self) -> Vec<u32> {
-        processes_with(&self.shim())
+    /// Tells processes that wait for room, or gave that up, that their records are read.
+    pub fn show_life(&self) {
+        // If this fails, they wait no more, and count what they lose.
+        let _ = self.control.write_all_at(&0u32.to_ne_bytes(), offset_of!(Control, is_stalled) as u64);
     }
 
     /// Number of programs that the shim was loaded into.
@@ -211,6 +213,10 @@ impl Directory {
             ),
             (Refusal::Map, "no address space for its ring (ulimit -v): raise --every"),
             (Refusal::Control, "the control file was changed"),
+            (
+                Refusal::Filtered,
+                "it restricts its system calls (seccomp), or its code can, and was not recorded before",
+            ),
         ];
         let at = |reason: Refusal| offset_of!(Control, refusals) + reason as usize * size_of::<u64>();
         let counted = reasons.map(|(reason, why)| (why, self.word(at(reason))));
@@ -226,7 +232,7 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         self.stop();
-        remove_unless_mapped(&self.path);
+        remove(&self.path);
         *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -246,7 +252,7 @@ pub fn remove_current() {
         if let Ok(control) = File::options().write(true).open(path.join(CONTROL_NAME)) {
             stop(&control);
         }
-        remove_unless_mapped(&path);
+        remove(&path);
     }
 }
 
@@ -254,10 +260,7 @@ pub fn remove_current() {
 fn places() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let runtime = runtime.filter(|path| path.is_absolute() && is_own(path));
-    let places = runtime.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from));
-    // Separators in the variable.
-    let is_divided = |path: &PathBuf| path.as_os_str().as_bytes().iter().any(|byte| b" :\t\n".contains(byte));
-    places.filter(|path| !is_divided(path)).collect()
+    runtime.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from)).collect()
 }
 
 /// Bytes that this user can still write there; 0 if unknown.
@@ -272,36 +275,6 @@ fn free_bytes(place: &Path) -> u64 {
     #[allow(clippy::unnecessary_cast, reason = "of other types on other systems")]
     let (blocks, block_bytes) = (found.f_bavail as u64, found.f_frsize as u64);
     blocks.saturating_mul(block_bytes)
-}
-
-/// Whether this is the path of a shim.
-fn is_shim(path: &Path) -> bool {
-    let directory = path.parent().and_then(Path::file_name).unwrap_or_default();
-    path.file_name() == Some(OsStr::new(SHIM_NAME)) && directory.as_bytes().starts_with(PREFIX.as_bytes())
-}
-
-/// Other processes that were started with a file in their environment: dyld ends a program whose inserted library is
-/// missing.
-#[cfg(target_vendor = "apple")]
-fn processes_with(file: &Path) -> Vec<u32> {
-    crate::sources::mach::xnu::processes_with(file.as_os_str().as_bytes())
-}
-
-/// Other processes that map a file or have it in their environment, by /proc: programs that they start load it, and the
-/// dynamic linker prints an error if it is gone. This process maps the shim to read its unwind information.
-#[cfg(not(target_vendor = "apple"))]
-fn processes_with(file: &Path) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid: &u32| {
-        *pid != std::process::id() && {
-            ["environ", "maps"].iter().any(|name| {
-                let path = format!("/proc/{pid}/{name}");
-                crate::sources::proc_file::contains(path, file.as_os_str().as_bytes()).unwrap_or(false)
-            })
-        }
-    })
-    .collect()
 }
 
 /// Whether a directory belongs to this user and nobody else can write to it.
@@ -326,24 +299,14 @@ fn make_new(place: &Path) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Writes the shim and the control file; returns the locked control file.
-fn fill(path: &Path, shim: &[u8], options: HeapOptions) -> io::Result<File> {
-    let new = |name: &str, mode| {
-        let mut options = File::options();
-        options.read(true).write(true).create_new(true).mode(mode).open(path.join(name))
-    };
-    let control = new(CONTROL_NAME, 0o600)?;
+/// Writes the control file, and locks it.
+fn make_control(path: &Path, options: HeapOptions) -> io::Result<File> {
+    let mut new = File::options();
+    let control = new.read(true).write(true).create_new(true).mode(0o600).open(path.join(CONTROL_NAME))?;
     if !lock(&control) {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     control.write_all_at(&control_bytes(options), 0)?;
-    let mut file = new(SHIM_NAME, 0o500)?;
-    file.write_all(shim)?;
-    // Whatever the umask is.
-    file.set_permissions(Permissions::from_mode(0o555))?;
-    fs::set_permissions(path, Permissions::from_mode(0o711))?;
-    file.sync_data().ok();
-    check_executable(&file)?;
     Ok(control)
 }
 
@@ -360,6 +323,8 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     let stack_size = if is_frequent { FREQUENT_STACK_SIZE } else { STACK_SIZE_MAX };
     put(offset_of!(Control, stack_size), &stack_size.to_ne_bytes());
     put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
+    // One that records every allocation loses none.
+    put(offset_of!(Control, waits_for_room), &u64::from(options.every_bytes == 1).to_ne_bytes());
     put(offset_of!(Control, records_mappings), &u64::from(options.records_mappings).to_ne_bytes());
     put(offset_of!(Control, seccomp_filters), &seccomp_filters().map_or(0, |own| own + 1).to_ne_bytes());
     bytes
@@ -370,22 +335,6 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
 fn seccomp_filters() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
-}
-
-/// Checks that code can be mapped from this file: many systems mount /tmp and /dev/shm noexec.
-fn check_executable(file: &File) -> io::Result<()> {
-    const BYTES: usize = 4096;
-    // SAFETY: a new mapping of a file that this process keeps open, at an address that the kernel chooses.
-    let mapped = unsafe {
-        let protection = libc::PROT_READ | libc::PROT_EXEC;
-        libc::mmap(std::ptr::null_mut(), BYTES, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
-    };
-    if mapped == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the mapping just made, which nothing refers to.
-    unsafe { libc::munmap(mapped, BYTES) };
-    Ok(())
 }
 
 /// Locks a control file; `false` if another process holds the lock.
@@ -401,7 +350,7 @@ fn sweep(place: &Path) {
         let path = entry.path();
         let is_one = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes());
         if is_one && is_own(&path) && is_abandoned(&path) {
-            remove_unless_mapped(&path);
+            remove(&path);
         }
     }
 }
@@ -410,8 +359,6 @@ fn is_abandoned(path: &Path) -> bool {
     let mut options = File::options();
     match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path.join(CONTROL_NAME)) {
         Ok(control) => lock(&control),
-        // The shim of processes that outlived their recording.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && path.join(SHIM_NAME).exists() => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => fs::symlink_metadata(path)
             .and_then(|metadata| metadata.modified())
             .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > NEW_FOR)),
@@ -419,25 +366,9 @@ fn is_abandoned(path: &Path) -> bool {
     }
 }
 
-/// Removes a directory; while processes have the shim, all of it but the shim.
-fn remove_unless_mapped(path: &Path) {
-    if processes_with(&path.join(SHIM_NAME)).is_empty() {
-        remove(path);
-    } else {
-        remove_but_shim(path);
-    }
-}
-
 /// Removes a directory with the files of stackprof and the shim. Any other file stays, and with it the
 /// directory.
 fn remove(path: &Path) {
-    remove_but_shim(path);
-    let _ = fs::remove_file(path.join(SHIM_NAME));
-    let _ = fs::remove_dir(path);
-}
-
-/// Removes the files of stackprof and the shim from a directory, except for the shim.
-fn remove_but_shim(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -446,6 +377,7 @@ fn remove_but_shim(path: &Path) {
             let _ = fs::remove_file(entry.path());
         }
     }
+    let _ = fs::remove_dir(path);
 }
 
 #[cfg(test)]
@@ -458,24 +390,21 @@ mod tests {
     #[test]
     fn is_private_and_removed_on_drop() {
         let place = tempfile::tempdir().unwrap();
-        let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
+        let shim = "/run/stackprof/heap-0123.so";
+        let directory = Directory::make_in(place.path(), shim.into(), OPTIONS).unwrap();
         let path = directory.path().to_owned();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-        assert_eq!(
-            (mode(&path), mode(&path.join(SHIM_NAME)), mode(&path.join(CONTROL_NAME))),
-            (0o711, 0o555, 0o600)
-        );
+        assert_eq!((mode(&path), mode(&path.join(CONTROL_NAME))), (0o700, 0o600));
         fs::write(path.join("ring.12.3"), "x").unwrap();
         fs::write(path.join("ring.x.3"), "x").unwrap();
         fs::write(path.join("maps.12.3.end"), "x").unwrap();
         assert_eq!(directory.rings(), [(12, 3, path.join("ring.12.3"))]);
         let environment = directory.environment_with(Some(OsStr::new("/lib/a.so")));
-        assert_eq!(environment[0].1, OsString::from(format!("{}/{SHIM_NAME}:/lib/a.so", path.display())));
+        assert_eq!(environment[0].1, OsString::from(format!("{shim}:/lib/a.so")));
         // That of an outer recording.
-        let preloaded = format!("/dev/shm/stackprof-heap-0123/{SHIM_NAME}:/lib/a.so:/lib/{SHIM_NAME}");
+        let preloaded = format!("{shim}:/lib/a.so:/lib/heap-0123.so");
         let environment = directory.environment_with(Some(OsStr::new(&preloaded)));
-        let expected = format!("{}/{SHIM_NAME}:/lib/a.so:/lib/{SHIM_NAME}", path.display());
-        assert_eq!(environment[0].1, OsString::from(expected));
+        assert_eq!(environment[0].1, OsString::from(format!("{shim}:/lib/a.so:/lib/heap-0123.so")));
         assert_eq!((directory.programs(), directory.refused()), (0, vec![]));
         // Another recording that starts does not remove it.
         sweep(place.path());
@@ -487,11 +416,11 @@ mod tests {
     #[test]
     fn the_next_recording_removes_the_directory_of_a_killed_one() {
         let place = tempfile::tempdir().unwrap();
-        let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
+        let directory = Directory::make_in(place.path(), "/shim.so".into(), OPTIONS).unwrap();
         let path = directory.path().to_owned();
         fs::write(path.join("ring.1.0"), "x").unwrap();
         // When a process is killed, the kernel releases the lock and nothing else.
-        let Directory { path: kept, control } = &directory;
+        let Directory { path: kept, control, .. } = &directory;
         assert_eq!(*kept, path);
         // SAFETY: flock(2) of a descriptor that is open.
         unsafe { libc::flock(control.as_raw_fd(), libc::LOCK_UN) };
@@ -499,71 +428,6 @@ mod tests {
         fs::create_dir(place.path().join("other")).unwrap();
         sweep(place.path());
         assert!(!path.exists() && place.path().join("other").exists());
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn the_shim_stays_while_a_process_maps_it() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = Directory::make_in(place.path(), &[0; 4096], OPTIONS).unwrap();
-        let (path, shim) = (directory.path().to_owned(), directory.path().join(SHIM_NAME));
-        let file = File::open(&shim).unwrap();
-        let protection = libc::PROT_READ;
-        // SAFETY: a new mapping of an open file, at an address that the kernel chooses.
-        let mapped = unsafe {
-            libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
-        };
-        assert_ne!(mapped, libc::MAP_FAILED);
-        assert!(!directory.survivors().contains(&std::process::id()));
-        // SAFETY: the child calls nothing but pause(2), which is async-signal-safe.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            loop {
-                // SAFETY: pause(2) takes nothing.
-                unsafe { libc::pause() };
-            }
-        }
-        // SAFETY: the mapping just made, which nothing refers to.
-        unsafe { libc::munmap(mapped, 4096) };
-        assert!(child > 0 && directory.survivors().contains(&(child as u32)));
-        drop(directory);
-        sweep(place.path());
-        let left: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert_eq!(left, std::slice::from_ref(&shim));
-        // SAFETY: kill(2) and waitpid(2) of the child, which nothing else waits for.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
-        // Children that other tests forked meanwhile have the mapping until they execute a program.
-        while !processes_with(&shim).is_empty() {
-            std::thread::yield_now();
-        }
-        sweep(place.path());
-        assert!(!path.exists());
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn the_shim_of_a_killed_recording_stays_while_a_process_has_it_in_its_environment() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
-        let (path, shim) = (directory.path().to_owned(), directory.shim());
-        let mut sleep = std::process::Command::new("sleep");
-        let mut child = sleep.arg("600").env("OF_ANY_NAME", &shim).spawn().unwrap();
-        while !directory.survivors().contains(&child.id()) {
-            std::thread::yield_now();
-        }
-        // SAFETY: flock(2) of a descriptor that is open.
-        unsafe { libc::flock(directory.control.as_raw_fd(), libc::LOCK_UN) };
-        sweep(place.path());
-        assert!(shim.exists() && !path.join(CONTROL_NAME).exists());
-        child.kill().and_then(|()| child.wait()).unwrap();
-        while !processes_with(&shim).is_empty() {
-            std::thread::yield_now();
-        }
-        sweep(place.path());
-        assert!(!path.exists());
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Allocations of a command with the heap shim: memory that it shares with stackprof, a directory with the shim, a
+//! Allocations of a command with the heap shim: memory that it shares with stackprof, a directory with a
 //! control file and one ring of records per process, and the source that reads it.
 //!
-//! `directory.rs` creates and removes it, `ring.rs` reads records, `recorded_process.rs` reads the rings of a process,
+//! `shim_file.rs` finds a place for the shim, `directory.rs` creates and removes the directory of a recording, `ring.rs` reads records, `recorded_process.rs` reads the rings of a process,
 //! `source.rs` those of all processes several times a second; what only a system can answer about a process is in
 //! `process.rs`. Processes are hostile: their records are copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
 
@@ -18,6 +18,7 @@ mod ring_losses;
 #[allow(dead_code)] // The rest is for the shim.
 #[path = "../../heap_shim/shared_memory.rs"]
 pub mod shared_memory;
+pub mod shim_file;
 pub(in crate::sources) mod source;
 
 /// How allocations are recorded.

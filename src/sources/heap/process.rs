@@ -69,6 +69,9 @@ pub(in crate::sources) trait HeapProcess: Observed {
         None
     }
 
+    /// Number of other processes that use this directory or pass its path on, or may do so.
+    fn survivors(&self, directory: &Path) -> usize;
+
     /// Exit status of a process that this one started; `None` while it runs.
     fn child_end(&mut self) -> Option<ExitStatus>;
 

@@ -130,7 +130,7 @@ impl<P: HeapProcess> HeapSource<P> {
     fn list(&mut self) {
         let now_ns = self.clock.now_ns();
         if self.exit.is_none() && now_ns >= self.scan_due_ns {
-            let shim = self.directory.shim();
+            let shim = self.directory.shim().to_owned();
             self.main_mut().scan_without_shim(&shim);
             self.scan_due_ns = now_ns + (self.clock.now_ns() - now_ns) * SCAN_SHARE;
         }
@@ -168,6 +168,7 @@ impl<P: HeapProcess> HeapSource<P> {
             }
         }
         self.interval.begin(now_ns);
+        self.directory.show_life();
         let (is_draining, has_command_exited) = (self.is_draining(), self.exit.is_some());
         let mut has_more = false;
         for process in self.processes.values_mut() {
@@ -207,7 +208,7 @@ impl<P: HeapProcess> HeapSource<P> {
         if self.directory.programs() == 0 {
             return self.main().process().why_not_loaded();
         }
-        let survivors = self.directory.survivors().len();
+        let survivors = self.main().process().survivors(self.directory.path());
         if survivors > 0 {
             let (processes, run) = if survivors == 1 { ("process", "runs") } else { ("processes", "run") };
             return Some(format!(

@@ -1,17 +1,20 @@
 //! Starts a command that is traced from its first instruction after `exec`, and otherwise runs as if started
 //! without the profiler.
 //!
-//! The new process waits on a pipe between `fork` and `exec` until it is seized. The thread that
-//! [`serves`](Requests::serve) forks it while the sampler's thread waits, because `Command::spawn` returns
+//! The new process waits on a pipe between `fork` and `exec` until it is seized. Until then it only makes
+//! async-signal-safe calls (signal-safety(7)): all else is prepared before, and it ends without a word if this process ends.
+//! The thread that [`serves`](Requests::serve) forks it while the sampler's thread waits, because the result is known
 //! only after the `exec`, which the tracer has to let pass. To the kernel the forking thread is the parent:
 //! when it exits, the command gets the signal that it requested by PR_SET_PDEATHSIG, and the command inherits
 //! the thread's settings (priority, timer slack). So it is the profiler's main thread, which sets nothing and
 //! exits with the process.
 #![allow(unsafe_code)]
 
-use std::ffi::OsString;
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsString, c_char};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -99,7 +102,7 @@ impl Spawner {
 pub(super) struct Requests(Receiver<Request>);
 
 enum Request {
-    Spawn { command: Box<Command>, outcome: Sender<io::Result<()>> },
+    Spawn { child: Box<NewProcess>, outcome: Sender<io::Result<()>> },
     Finish,
 }
 
@@ -122,11 +125,8 @@ impl Requests {
     /// Forks the requested commands in the calling thread, until the [`Spawner`] is dropped.
     pub(super) fn serve(self) -> RequestsEnd {
         for request in self.0 {
-            let Request::Spawn { mut command, outcome } = request else { return RequestsEnd::All };
-            let result = startup::with_signals_blocked(|| command.spawn()).map(drop);
-            // Closes the ends of its pipes.
-            drop(command);
-            let _ = outcome.send(result);
+            let Request::Spawn { child, outcome } = request else { return RequestsEnd::All };
+            let _ = outcome.send(child.start());
         }
         RequestsEnd::Left
     }
@@ -158,30 +158,33 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> 
         launch.words.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let (mut ready, tell_ready) = io::pipe()?;
     let (wait_go, go) = io::pipe()?;
-    let mut command = Command::new(program);
-    command.args(arguments);
     let account = launch.account.clone();
-    if let Some(account) = &account {
-        command.env_clear().envs(account.environment());
-    }
-    command.envs(launch.environment.iter().map(|(name, value)| (name, value)));
     let filter = (account.is_some() && terminal::is_shared()).then(InputFilter::new);
-    let go_fd = go.as_raw_fd();
-    // SAFETY: between fork and exec the closure only makes system calls, on descriptors that it owns or
-    // that the parent keeps open until then; it allocates nothing and takes no lock (signal-safety(7)).
-    unsafe {
-        let (mut tell_ready, mut wait_go) = (tell_ready, wait_go);
-        command.pre_exec(move || {
-            restore(&[libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO]);
-            announce_and_wait(&mut tell_ready, &mut wait_go, go_fd)?;
-            // As root, whose privileges it needs.
-            filter.as_ref().map_or(Ok(()), InputFilter::install)?;
-            // Last: until `exec` the process has the profiler's memory and descriptors.
-            account.as_ref().map_or(Ok(()), Account::become_user)
-        });
-    }
+    let environment = match &account {
+        None if launch.environment.is_empty() => None,
+        None => Some(std::env::vars_os().collect()),
+        Some(account) => Some(account.environment()),
+    };
+    let environment = environment.map(|inherited: Vec<_>| {
+        let variables: BTreeMap<_, _> =
+            inherited.into_iter().chain(launch.environment.iter().cloned()).collect();
+        CStrings::new(variables.into_iter().map(|(mut variable, value)| {
+            variable.push("=");
+            variable.push(value);
+            variable
+        }))
+    });
+    let child = NewProcess {
+        arguments: CStrings::new(std::iter::once(program).chain(arguments).cloned())?,
+        environment: environment.transpose()?,
+        account,
+        filter,
+        tell_ready,
+        wait_go,
+        go: go.as_raw_fd(),
+    };
     let (tell_outcome, outcome) = channel();
-    let request = Request::Spawn { command: Box::new(command), outcome: tell_outcome };
+    let request = Request::Spawn { child: Box::new(child), outcome: tell_outcome };
     spawner.0.send(request).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let outcome = SpawnResult(outcome);
     let mut pid = [0; 4];
@@ -192,15 +195,116 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> 
     Ok(HeldChild { pid: pid_t::from_ne_bytes(pid), waits: Some((go, outcome)) })
 }
 
-fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: RawFd) -> io::Result<()> {
-    // SAFETY: getpid(2) takes nothing.
-    let pid = unsafe { libc::getpid() };
-    tell_ready.write_all(&pid.to_ne_bytes())?;
-    // SAFETY: this process's copy of the parent's end; while it is open, the parent's death would not end the
-    // wait below.
-    unsafe { libc::close(go) };
-    // An end of file means that the profiler gave up: do not run the command.
-    wait_go.read_exact(&mut [0])
+/// C strings, and the list of their addresses that `execve` takes.
+struct CStrings {
+    _strings: Vec<CString>,
+    addresses: Vec<*const c_char>,
+}
+
+// SAFETY: the addresses are of the strings, which belong to it and never change.
+unsafe impl Send for CStrings {}
+
+impl CStrings {
+    fn new(strings: impl Iterator<Item = OsString>) -> io::Result<CStrings> {
+        let strings: Vec<CString> =
+            strings.map(|string| Ok(CString::new(string.into_vec())?)).collect::<io::Result<_>>()?;
+        let addresses = strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect();
+        Ok(CStrings { _strings: strings, addresses })
+    }
+}
+
+/// All that a new process needs, prepared before the fork.
+struct NewProcess {
+    /// Program and arguments.
+    arguments: CStrings,
+    /// `None`: that of this process.
+    environment: Option<CStrings>,
+    account: Option<Account>,
+    filter: Option<InputFilter>,
+    tell_ready: PipeWriter,
+    wait_go: PipeReader,
+    /// The parent's end of the pipe that it waits on.
+    go: RawFd,
+}
+
+impl NewProcess {
+    /// Forks in the calling thread; returns when the new process has executed its program or has ended.
+    fn start(self) -> io::Result<()> {
+        let (mut failed, tell_failure) = io::pipe()?;
+        let pid = startup::with_signals_blocked(|| {
+            // SAFETY: the child only makes async-signal-safe calls, and never returns from `run`.
+            match unsafe { libc::fork() } {
+                0 => self.run(tell_failure.as_raw_fd()),
+                pid => pid,
+            }
+        });
+        let forked = if pid < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
+        // Closes the child's ends of the pipes.
+        drop((self, tell_failure));
+        forked?;
+        let mut number = [0; 4];
+        if failed.read_exact(&mut number).is_err() {
+            return Ok(());
+        }
+        // SAFETY: waitpid(2) of the child, which has failed and ends.
+        unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+        Err(io::Error::from_raw_os_error(i32::from_ne_bytes(number)))
+    }
+
+    /// The new process: waits, and executes its program; reports an error to its parent.
+    fn run(&self, tell_failure: RawFd) -> ! {
+        let error = self.execute();
+        let number = error.raw_os_error().unwrap_or(libc::ECANCELED).to_ne_bytes();
+        // SAFETY: a write of live bytes, and the end of this process without destructors. If the parent has ended, SIGPIPE
+        // ends this process.
+        unsafe {
+            libc::write(tell_failure, number.as_ptr().cast(), number.len());
+            libc::_exit(1)
+        }
+    }
+
+    fn execute(&self) -> io::Error {
+        unsafe extern "C" {
+            static mut environ: *const *const c_char;
+        }
+        restore(&[libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO]);
+        // SAFETY: getpid(2) takes nothing.
+        let pid = unsafe { libc::getpid() }.to_ne_bytes();
+        let mut byte = [0u8];
+        // SAFETY: live bytes and open descriptors. That of the parent is this process's copy: while it is open, the parent's
+        // death would not end the wait.
+        let is_released = unsafe {
+            libc::write(self.tell_ready.as_raw_fd(), pid.as_ptr().cast(), pid.len())
+                == pid.len().cast_signed()
+                && libc::close(self.go) == 0
+                && loop {
+                    let length = libc::read(self.wait_go.as_raw_fd(), byte.as_mut_ptr().cast(), byte.len());
+                    if length >= 0 || *libc::__errno_location() != libc::EINTR {
+                        break length == 1;
+                    }
+                }
+        };
+        if !is_released {
+            // The profiler gave up: the command is not to run.
+            return io::Error::from_raw_os_error(libc::ECANCELED);
+        }
+        // As root, whose privileges it needs.
+        if let Some(Err(error)) = self.filter.as_ref().map(InputFilter::install) {
+            return error;
+        }
+        // Last: until `exec` the process has the profiler's memory and descriptors.
+        if let Some(Err(error)) = self.account.as_ref().map(Account::become_user) {
+            return error;
+        }
+        // SAFETY: lists of C strings that end with null. The program is looked up in the PATH of its environment.
+        unsafe {
+            if let Some(environment) = &self.environment {
+                environ = environment.addresses.as_ptr();
+            }
+            libc::execvp(self.arguments.addresses[0], self.arguments.addresses.as_ptr());
+        }
+        io::Error::last_os_error()
+    }
 }
 
 impl HeldChild {
@@ -213,8 +317,7 @@ impl HeldChild {
 }
 
 impl Drop for HeldChild {
-    /// Waits for the exit of an unreleased process: it reports to the thread that forked it that it could not
-    /// run the command, and aborts with a message of its own if that thread has exited.
+    /// Waits for the exit of an unreleased process.
     fn drop(&mut self) {
         if let Some((go, outcome)) = self.waits.take() {
             drop(go);

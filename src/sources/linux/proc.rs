@@ -72,10 +72,15 @@ pub(super) fn machine_ticks(stat: &[u8]) -> Option<(u64, u64)> {
 pub(super) fn began_s(stat: &[u8], system: &[u8]) -> Option<u64> {
     /// `USER_HZ`, part of the kernel's interface on both processors.
     const TICKS_PER_SECOND: u64 = 100;
-    let close = stat.iter().rposition(|byte| *byte == b')')?;
-    let ticks = stat.get(close + 2..)?.split(|byte| *byte == b' ').nth(22 - 3).and_then(number)?;
+    let ticks = stat_start_ticks(stat)?;
     let boot = system.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"btime "))?;
     number(boot)?.checked_add(ticks / TICKS_PER_SECOND)
+}
+
+/// Start time of a process, in ticks since boot (field 22).
+pub(super) fn stat_start_ticks(stat: &[u8]) -> Option<u64> {
+    let close = stat.iter().rposition(|byte| *byte == b')')?;
+    stat.get(close + 2..)?.split(|byte| *byte == b' ').nth(22 - 3).and_then(number)
 }
 
 /// The initial stack pointer of the process's first thread (field 28), if the kernel reports it (0 without

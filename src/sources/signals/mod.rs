@@ -92,10 +92,11 @@ pub fn await_reader<R>(open: impl FnOnce() -> R) -> R {
     opened
 }
 
-/// Takes the signal to forward to the launched command.
+/// Takes the signal to forward to the launched command: not before it is recorded, since it may not have executed its
+/// program.
 #[cfg(target_os = "linux")]
 pub(super) fn take_forwarded() -> Option<i32> {
-    (FORWARD.load(Ordering::Relaxed) != 0)
+    (FORWARD.load(Ordering::Relaxed) != 0 && state().phase() == Phase::Recording)
         .then(|| FORWARD.swap(0, Ordering::Relaxed))
         .filter(|signal| *signal != 0)
 }

@@ -27,7 +27,7 @@ struct Recording {
 impl Recording {
     fn new() -> Recording {
         let place = tempfile::tempdir().unwrap();
-        let directory = Directory::make_in(place.path(), b"\x7fELF", OPTIONS).unwrap();
+        let directory = Directory::make_in(place.path(), "/shim.so".into(), OPTIONS).unwrap();
         let command = Command::new("sleep").arg("600").spawn().unwrap();
         let main = process_of(command.id());
         let source = HeapSource::new(directory, OPTIONS, main, RealClock::new());

@@ -8,6 +8,7 @@ mod own_allocator;
 mod probed_heap;
 mod process;
 mod reasons;
+mod survivors;
 mod without_shim;
 
 use std::ffi::{OsStr, OsString};

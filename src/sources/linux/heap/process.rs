@@ -2,12 +2,14 @@
 //! the copies that the shim made.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use libc::pid_t;
 
 use super::own_allocator::unseen_allocators;
+use super::survivors;
 use super::without_shim::ProcessesWithoutShim;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
@@ -147,6 +149,10 @@ impl HeapProcess for LinuxProcess {
 
     fn why_without_shim(&self) -> Option<&'static str> {
         self.without_shim.why(self.pid)
+    }
+
+    fn survivors(&self, directory: &Path) -> usize {
+        survivors::count(directory.as_os_str().as_bytes())
     }
 
     fn child_end(&mut self) -> Option<ExitStatus> {

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sources::linux::describe::{cannot_run, describe, of_several, process_id, program};
 use crate::sources::linux::launch::{self, Launch, Spawner};
 use crate::sources::linux::refusal;
+use crate::sources::signals::{self, Phase};
 use crate::sources::{Capture, ExitStatus, Target, TargetEvent};
 
 /// Time limit for a launched command to reach `exec`, nanoseconds.
@@ -55,6 +56,7 @@ pub(in crate::sources::linux) fn launch(
     let mut tracees = Tracees::new(pid, describe(pid), children);
     tracees.adopt_found(pid, pid).map_err(|error| failed(&error))?;
     let mut target = LinuxTarget::new(tracees, RecordingEnd::of_command(pid), clock.clone());
+    signals::enter(Phase::Launch);
     let mut started = Some(held.go().map_err(|error| failed(&error))?);
     let deadline_ns = clock.now_ns() + EXEC_NS;
     let mut capture = Capture::with_capacity(0);

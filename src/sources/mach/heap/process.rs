@@ -126,6 +126,17 @@ impl HeapProcess for MacProcess<'_> {
         !self.runs_program()
     }
 
+    fn survivors(&self, directory: &Path) -> usize {
+        #[cfg(target_vendor = "apple")]
+        return crate::sources::mach::xnu::processes_with(directory.as_os_str().as_encoded_bytes()).len();
+        // Simulated kernels.
+        #[cfg(not(target_vendor = "apple"))]
+        {
+            let _ = directory;
+            0
+        }
+    }
+
     fn child_end(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = match self.kernel.wait_ended(self.pid()) {
