@@ -19,9 +19,9 @@ use super::images::begun;
 use super::unloads::begun;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
-    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DEFAULT_DATA_SIZE, DIRECTORY_VARIABLE,
+    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
     LostAllocations, MAGIC, MAPS_PREFIX, Origin, PIECE_SIZE_MAX, RING_PREFIX, RingHeader, SET_SLOTS_MAX,
-    SIZE_CLASSES, STACK_SIZE_MAX, STALL_NS, piece_size, size_class,
+    SIZE_CLASSES, STACK_SIZE_MAX, piece_size, size_class,
 };
 use super::system;
 use core::ptr::null_mut;
@@ -304,8 +304,8 @@ impl Settings {
 
     /// Whether a thread waits for the reader, or for the thread that creates the ring.
     fn may_wait(&self) -> bool {
-        let Control { waits_for_room, is_stalled, .. } = self.control;
-        *waits_for_room != 0 && !self.is_stopped() && is_stalled.load(Ordering::Relaxed) == 0
+        let Control { wait_ns, is_stalled, .. } = self.control;
+        *wait_ns != 0 && !self.is_stopped() && is_stalled.load(Ordering::Relaxed) == 0
     }
 
     /// Whether a wait goes on. `last`: a count that increases while others work, and when it was seen first.
@@ -313,7 +313,7 @@ impl Settings {
         let now_ns = system::now_ns();
         match last {
             Some((before, since_ns)) if *before == count => {
-                let goes_on = now_ns.saturating_sub(*since_ns) < STALL_NS;
+                let goes_on = now_ns.saturating_sub(*since_ns) < self.control.wait_ns;
                 if !goes_on {
                     self.control.is_stalled.store(1, Ordering::Relaxed);
                 }
@@ -503,7 +503,7 @@ pub extern "C" fn enter_seccomp() {
         let _blocked = system::BlockedSignals::new();
         if ring().is_none() {
             // All of it takes memory.
-            DATA_SIZE.fetch_min(DEFAULT_DATA_SIZE, Ordering::Relaxed);
+            DATA_SIZE.fetch_min(super::shared_memory::DEFAULT_DATA_SIZE, Ordering::Relaxed);
         }
         // Of size 0: if another thread is creating it now, nothing is lost.
         if let Some(ring) = process.ring(0) {

@@ -40,7 +40,7 @@
 //! Order: a free is in the ring before the allocator gets the block back, an allocation after the allocator returned
 //! it and before the program has it. So the records of one address are in order.
 //!
-//! A full ring loses the record, unless `Control::waits_for_room`: `RingHeader::lost_allocations`, `lost_frees`. The last eighth of the ring is for
+//! A full ring loses the record, unless `Control::wait_ns` lets its writer wait: `RingHeader::lost_allocations`, `lost_frees`. The last eighth of the ring is for
 //! frees only. A lost allocation is not in the set of sampled blocks, so its free has no record.
 //!
 //! The recorded program controls what the shim writes: the reader checks each length.
@@ -167,16 +167,13 @@ pub struct Control {
     pub unseen_libraries: AtomicU64,
     /// Peak memory of the largest process with such a library that has reached its exit, bytes.
     pub peak_with_unseen: AtomicU64,
-    /// Nonzero: a writer waits for room in a full ring, as long as the reader makes some, at most [`STALL_NS`] for each.
-    pub waits_for_room: u64,
+    /// How long a writer waits for room in a full ring while the reader makes none, nanoseconds; 0: not at all.
+    pub wait_ns: u64,
     /// Set by a writer that has waited in vain, cleared by the reader each time it reads: while it is set, no writer waits.
     pub is_stalled: AtomicU32,
     /// Zero.
     pub reserved: u32,
 }
-
-/// Longest wait for a reader that releases nothing: it has died, or is suspended.
-pub const STALL_NS: u64 = 1_000_000_000;
 
 /// Why a process has no ring: the index into `Control::refusals`.
 #[repr(u32)]

@@ -24,6 +24,8 @@ pub(crate) struct Fixtures {
     pub(crate) calls_of_library: PathBuf,
     /// A library with an allocator.
     pub(crate) allocator: PathBuf,
+    /// Restricts its system calls by system calls of its own.
+    pub(crate) filter: PathBuf,
 }
 
 /// Compiles them once.
@@ -46,7 +48,9 @@ pub(crate) fn fixtures() -> &'static Fixtures {
         let library = allocator.to_str().unwrap();
         let flags = ["-pthread", "-Wl,--no-as-needed", library, "-ldl"];
         compile("heap_calls.c", &calls_of_library, &flags);
-        Fixtures { _directory: directory, calls, calls_of_library, allocator }
+        let filter = at("filter");
+        compile("heap_filter.c", &filter, &[]);
+        Fixtures { _directory: directory, calls, calls_of_library, allocator, filter }
     })
 }
 
@@ -59,6 +63,7 @@ pub(crate) struct Settings {
     pub(crate) stack_size: u32,
     pub(crate) seed: u64,
     pub(crate) records_mappings: bool,
+    pub(crate) wait_ns: u64,
 }
 
 impl Settings {
@@ -71,6 +76,7 @@ impl Settings {
             stack_size: 512,
             seed: 0,
             records_mappings: false,
+            wait_ns: 0,
         }
     }
 }
@@ -80,13 +86,15 @@ pub(crate) struct Directory(TempDir, Cell<u32>);
 
 impl Directory {
     pub(crate) fn new(settings: Settings) -> Self {
-        let Settings { mean_bytes, data_size, set_slots, stack_size, seed, records_mappings } = settings;
+        let Settings { mean_bytes, data_size, set_slots, stack_size, seed, .. } = settings;
+        let Settings { records_mappings, wait_ns, .. } = settings;
         let mut control = Vec::new();
         for number in [MAGIC, mean_bytes, data_size, set_slots, u64::from(stack_size), seed] {
             control.extend(number.to_ne_bytes());
         }
         control.resize(CONTROL_SIZE, 0);
         control[offset_of!(Control, records_mappings)] = u8::from(records_mappings);
+        control[offset_of!(Control, wait_ns)..][..8].copy_from_slice(&wait_ns.to_ne_bytes());
         let directory = Self(TempDir::new().unwrap(), Cell::new(0));
         fs::write(directory.path().join(CONTROL_NAME), control).unwrap();
         let library = stackprof::sources::heap_shim::library().expect("this build has a shim");

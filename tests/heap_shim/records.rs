@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::program::{Directory, Logged, Settings, fixtures, log_of};
 use crate::ring::{Record, Ring};
 use crate::shared_memory::{
-    Function, MAPS_PREFIX, Origin, RING_PREFIX, RingHeader, aarch64_register, flag, image_list,
+    Control, Function, MAPS_PREFIX, Origin, RING_PREFIX, RingHeader, aarch64_register, flag, image_list,
     x86_64_register,
 };
 
@@ -404,4 +404,61 @@ fn samples_of_children_are_independent() {
         Ring::all(directory.path()).iter().filter(|ring| origin(ring) == Origin::Fork as u32).count();
     // 200 (1 - exp(-20,000 / 65,536)) = 53, with a standard deviation of 6.2.
     assert!((12..95).contains(&sampled), "{sampled} of 200 children have a sample");
+}
+
+/// Programs that no replaced function tells of their filter are recorded, and not killed by the shim's calls.
+#[test]
+fn a_program_with_system_calls_of_its_own_is_not_killed_by_its_filter() {
+    for how in ["seccomp", "prctl"] {
+        let directory = Directory::new(Settings { data_size: 4 << 20, ..Settings::all() });
+        let output = directory.run(&fixtures().filter, &[how]);
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"alive\n"[..]), "{output:?}");
+        let records = directory.ring().unwrap().take_all();
+        let sizes = records.iter().filter_map(|record| match record {
+            Record::Allocation(allocated) => Some(allocated.size),
+            _ => None,
+        });
+        assert_eq!(sizes.filter(|size| (5000..5300).contains(size)).count(), 300, "{how}");
+    }
+}
+
+/// What a child of vfork allocates before there is a ring is lost once, not once more in each child of fork.
+#[test]
+fn what_was_lost_before_the_ring_is_counted_by_one_process() {
+    let directory = Directory::new(Settings::all());
+    let output = directory.run(&fixtures().calls, &["lost-once"]);
+    assert!(output.status.success(), "{output:?}");
+    let lost: Vec<_> = Ring::all(directory.path()).iter().map(Ring::lost_allocations).collect();
+    assert_eq!(lost.len(), 4, "three children");
+    let lost: Vec<_> = lost.into_iter().filter(|(count, _)| *count > 0).collect();
+    assert_eq!(lost, [(1, 3_000_000)]);
+}
+
+/// A reader that is slow: the program waits for it, and nothing is lost. Without any it goes on.
+#[test]
+fn writers_wait_for_room_as_long_as_there_is_a_reader() {
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    let settings = Settings { data_size: 8192, stack_size: 64, wait_ns: HOUR_NS, ..Settings::all() };
+    let directory = Directory::new(settings);
+    let mut program = directory.start(&fixtures().calls, &["many"]);
+    let mut sizes = 0;
+    loop {
+        // Asked before its ring is read.
+        let has_ended = program.try_wait().unwrap().is_some();
+        let Some(ring) = directory.ring() else { continue };
+        let records = ring.take_all();
+        sizes += records
+            .iter()
+            .filter(|record| matches!(record, Record::Allocation(allocated) if allocated.size == 77))
+            .count();
+        if has_ended && records.is_empty() {
+            assert_eq!((ring.lost_allocations(), ring.lost_frees()), ((0, 0), 0));
+            break;
+        }
+    }
+    assert_eq!(sizes, 20_000);
+    let directory = Directory::new(Settings { wait_ns: 1_000_000, ..settings });
+    assert!(directory.run(&fixtures().calls, &["many"]).status.success());
+    assert!(directory.ring().unwrap().lost_allocations().0 > 19_000);
+    assert_eq!(directory.control(std::mem::offset_of!(Control, is_stalled)) as u32, 1);
 }

@@ -2,6 +2,8 @@
 //! reader.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use crate::program::{Directory, SHIM_NAME, Settings, fixtures, said};
 use crate::ring::Ring;
@@ -103,4 +105,30 @@ fn with_the_directory_removed() {
     command.env("LD_PRELOAD", &shim);
     drop(directory);
     assert_eq!(said(&command.output().unwrap()).0, Some(0));
+}
+
+/// What other users can change is not used: the directory, the control file, a directory in the place of another.
+#[test]
+fn with_a_directory_that_others_can_change() {
+    let is_recorded = |spoil: fn(&Path)| {
+        let directory = Directory::new(Settings::all());
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        spoil(directory.path());
+        assert_eq!(said(&directory.run(&fixtures().calls, &["calls"])).0, Some(0));
+        directory.ring().is_some()
+    };
+    assert!(is_recorded(|_| {}));
+    let spoils: [fn(&Path); 4] = [
+        |path| fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap(),
+        |path| fs::set_permissions(path, fs::Permissions::from_mode(0o1770)).unwrap(),
+        |path| fs::set_permissions(path.join(CONTROL_NAME), fs::Permissions::from_mode(0o666)).unwrap(),
+        |path| {
+            let (control, other) = (path.join(CONTROL_NAME), path.join("other"));
+            fs::rename(&control, &other).unwrap();
+            std::os::unix::fs::symlink(&other, &control).unwrap();
+        },
+    ];
+    for (index, spoil) in spoils.into_iter().enumerate() {
+        assert!(!is_recorded(spoil), "{index}");
+    }
 }

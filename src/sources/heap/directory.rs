@@ -43,6 +43,8 @@ const TRIES: u32 = 100;
 const FREQUENT_BYTES: u64 = 16 << 10;
 const FREQUENT_DATA_SIZE: u64 = 64 << 20;
 const FREQUENT_SET_SLOTS: u64 = 1 << 24;
+/// How long a process that records every allocation waits for a stackprof that reads nothing: it has died, or is suspended.
+const WAIT_NS: u64 = 1_000_000_000;
 /// Programs with frames of 16 KiB are not rare: SQLite's shell has one in `main`.
 const FREQUENT_STACK_SIZE: u32 = 32 << 10;
 
@@ -324,7 +326,8 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     put(offset_of!(Control, stack_size), &stack_size.to_ne_bytes());
     put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
     // One that records every allocation loses none.
-    put(offset_of!(Control, waits_for_room), &u64::from(options.every_bytes == 1).to_ne_bytes());
+    let wait_ns = if options.every_bytes == 1 { WAIT_NS } else { 0 };
+    put(offset_of!(Control, wait_ns), &wait_ns.to_ne_bytes());
     put(offset_of!(Control, records_mappings), &u64::from(options.records_mappings).to_ne_bytes());
     put(offset_of!(Control, seccomp_filters), &seccomp_filters().map_or(0, |own| own + 1).to_ne_bytes());
     bytes

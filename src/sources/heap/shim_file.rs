@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, Metadata, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind as IoKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -37,7 +37,7 @@ pub fn install(shim: &[u8]) -> Result<PathBuf> {
     let user = effective_user();
     let mut reasons = Vec::new();
     for place in places(user) {
-        match install_in(&place, shim, user) {
+        match install_in(&place, shim, user, is_private) {
             Ok(path) => return Ok(path),
             Err(why) => reasons.push(format!("{}: {}", place.display(), io_text(&why))),
         }
@@ -80,8 +80,13 @@ fn places(user: u32) -> Vec<PathBuf> {
     places
 }
 
-/// Finds or writes the shim in one place.
-fn install_in(place: &Path, shim: &[u8], user: u32) -> io::Result<PathBuf> {
+/// Finds or writes the shim in one place. `is_private`: checks a directory.
+fn install_in(
+    place: &Path,
+    shim: &[u8],
+    user: u32,
+    is_private: impl Fn(&Path, u32) -> io::Result<()>,
+) -> io::Result<PathBuf> {
     // Only the user's cache may be missing: its home is there.
     if !place.exists()
         && let Some(parent) = place.parent()
@@ -111,18 +116,29 @@ fn install_in(place: &Path, shim: &[u8], user: u32) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Checks that only root and this user can change what is at a path without links: each directory on it belongs to one of
-/// them, or to the owner of the root directory, and nobody else can write to it.
+/// Checks that only root and this user can change what is at a path without links.
 fn is_private(path: &Path, user: u32) -> io::Result<()> {
-    // In a user namespace, users of the system outside have no number of their own; who owns `/` can replace every program.
-    let system = fs::symlink_metadata("/")?.uid();
-    let is_trusted = |metadata: &Metadata| [0, user, system].contains(&metadata.uid());
-    for part in path.ancestors() {
+    check_private(path, user, |part| {
         let metadata = fs::symlink_metadata(part)?;
-        if !metadata.is_dir() {
+        Ok((metadata.is_dir(), metadata.uid(), metadata.mode()))
+    })
+}
+
+/// Checks that each directory on a path belongs to root, to this user, or to the owner of the root directory, and that nobody
+/// else can write to it. `status`: whether a part is a directory, its owner and its mode.
+fn check_private(
+    path: &Path,
+    user: u32,
+    status: impl Fn(&Path) -> io::Result<(bool, u32, u32)>,
+) -> io::Result<()> {
+    // In a user namespace, users of the system outside have no number of their own; who owns `/` can replace every program.
+    let (_, system, _) = status(Path::new("/"))?;
+    for part in path.ancestors() {
+        let (is_directory, owner, mode) = status(part)?;
+        if !is_directory {
             return Err(other(&format!("{} is no directory", part.display())));
         }
-        if !is_trusted(&metadata) || metadata.mode() & 0o022 != 0 {
+        if ![0, user, system].contains(&owner) || mode & 0o022 != 0 {
             return Err(other(&format!("others can change {}", part.display())));
         }
     }
@@ -198,4 +214,67 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_path_is_private_if_no_other_user_can_change_any_part_of_it() {
+        // Owner and mode of /, /a and /a/b, as user 1000.
+        for (parts, expected) in [
+            ([(0, 0o755), (0, 0o755), (1000, 0o700)], true),
+            ([(0, 0o755), (1000, 0o711), (1000, 0o755)], true),
+            // The root directory's owner: outside of a user namespace.
+            ([(65534, 0o755), (65534, 0o755), (1000, 0o755)], true),
+            // /tmp, /dev/shm: once removed, a name is free for all.
+            ([(0, 0o755), (0, 0o1777), (1000, 0o700)], false),
+            ([(0, 0o755), (1001, 0o755), (1000, 0o700)], false),
+            ([(0, 0o755), (65534, 0o755), (1000, 0o700)], false),
+            ([(0, 0o755), (0, 0o755), (1000, 0o775)], false),
+            ([(0, 0o777), (0, 0o755), (1000, 0o700)], false),
+            ([(0, 0o755), (0, 0o755), (1001, 0o700)], false),
+        ] {
+            let status = |path: &Path| {
+                let (owner, mode) = parts[path.components().count() - 1];
+                Ok((true, owner, mode))
+            };
+            let found = check_private(Path::new("/a/b"), 1000, status);
+            assert_eq!(found.is_ok(), expected, "{parts:?}: {found:?}");
+        }
+        let file = check_private(Path::new("/a/b"), 0, |path| Ok((path != Path::new("/a/b"), 0, 0o755)));
+        assert_eq!(file.unwrap_err().to_string(), "/a/b is no directory");
+    }
+
+    #[test]
+    fn the_library_is_written_once_whole_and_for_all_to_read() {
+        let (place, user) = (tempfile::tempdir().unwrap(), effective_user());
+        let install = |shim: &[u8]| install_in(place.path(), shim, user, |_, _| Ok(()));
+        // As long as a page: it is mapped to see whether it can be run.
+        let shims = [vec![1; 8192], vec![2; 8192]];
+        let path = install(&shims[0]).unwrap();
+        assert!(is_shim(&path) && fs::read(&path).unwrap() == shims[0]);
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o555, 0o755));
+        let written = fs::metadata(&path).unwrap().ino();
+        assert_eq!(
+            (install(&shims[0]).unwrap(), fs::metadata(&path).unwrap().ino()),
+            (path.clone(), written)
+        );
+        // Another version has another name, and the first one stays.
+        assert_ne!(install(&shims[1]).unwrap(), path);
+        // What others could have written is replaced, and no link is followed.
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        assert!(install(&shims[0]).is_ok() && fs::metadata(&path).unwrap().ino() != written);
+        let elsewhere = place.path().join("elsewhere");
+        fs::write(&elsewhere, &shims[0]).unwrap();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        assert!(install(&shims[0]).is_ok() && fs::symlink_metadata(&path).unwrap().is_file());
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
+        let refused = install_in(place.path(), &shims[0], user, is_private);
+        assert!(refused.is_err(), "a sticky directory is above it");
+    }
 }

@@ -353,3 +353,48 @@ impl ExecOutcome {
         self.known.unwrap_or_else(|| self.outcome.wait())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// A process that runs a program once it may, and the parent's ends of its pipes.
+    fn new_process(program: &str) -> (NewProcess, PipeReader, PipeWriter) {
+        let ((ready, tell_ready), (wait_go, go)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let child = NewProcess {
+            arguments: CStrings::new([program.into()].into_iter()).unwrap(),
+            environment: None,
+            account: None,
+            tell_ready,
+            wait_go,
+            go: go.as_raw_fd(),
+        };
+        (child, ready, go)
+    }
+
+    #[test]
+    fn a_process_that_is_never_released_ends_without_running_its_command() {
+        let (child, mut ready, go) = new_process("/bin/true");
+        drop(go);
+        let error = child.start().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
+        let mut pid = [0; 4];
+        ready.read_exact(&mut pid).unwrap();
+        // Its end was awaited: it is no zombie.
+        assert_eq!(sys::kill(pid_t::from_ne_bytes(pid), 0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn the_error_of_exec_is_reported() {
+        for (program, expected) in
+            [("/bin/true", None), ("/no/such/program", Some(libc::ENOENT)), ("/", Some(libc::EACCES))]
+        {
+            let (child, _ready, mut go) = new_process(program);
+            go.write_all(&[1]).unwrap();
+            assert_eq!(child.start().err().and_then(|error| error.raw_os_error()), expected, "{program}");
+        }
+        let nul = CStrings::new(["a\0b".into()].into_iter());
+        assert!(nul.is_err());
+    }
+}
