@@ -1,5 +1,4 @@
 //! Files of the directory that the process shares with stackprof (Linux).
-#![allow(unsafe_code)]
 
 use super::{AT_FDCWD, EINTR, O_RDONLY, PAGE_SIZE, call, map, number, open, populate, unmap};
 use crate::files::FileName;

@@ -264,6 +264,7 @@ impl NewProcess {
     }
 
     fn execute(&self) -> io::Error {
+        // SAFETY: the variable of that name in every libc has this type.
         unsafe extern "C" {
             static mut environ: *const *const c_char;
         }
