@@ -66,6 +66,7 @@ mod real;
 mod real;
 mod request;
 mod ring;
+mod ring_state;
 mod sample;
 #[allow(dead_code)] // each of the two programs uses a part
 mod shared_memory;

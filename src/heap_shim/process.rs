@@ -12,7 +12,8 @@ use super::files::{
 use super::interval::{Random, draw};
 #[cfg(not(target_vendor = "apple"))]
 use super::mappings::MappingTable;
-use super::ring::{NoRoom, Positions, Reservation, Ring};
+use super::ring::{NoRoom, Reservation, Ring};
+use super::ring_state::RingState;
 #[cfg(target_vendor = "apple")]
 use super::images::begun;
 #[cfg(not(target_vendor = "apple"))]
@@ -20,12 +21,12 @@ use super::unloads::begun;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
-    LostAllocations, MAGIC, MAPS_PREFIX, Origin, PIECE_SIZE_MAX, RING_PREFIX, RingHeader, SET_SLOTS_MAX,
-    SIZE_CLASSES, STACK_SIZE_MAX, piece_size, size_class,
+    MAGIC, MAPS_PREFIX, Origin, PIECE_SIZE_MAX, RING_PREFIX, RingHeader, SET_SLOTS_MAX,
+    STACK_SIZE_MAX, piece_size,
 };
 use super::system;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The filter of the set of sampled blocks; the entry points read it.
 pub static FILTER: [AtomicU8; FILTER_SIZE] = [const { AtomicU8::new(0) }; FILTER_SIZE];
@@ -53,18 +54,6 @@ static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
 pub static MAPPINGS: AtomicPtr<MappingTable> = AtomicPtr::new(null_mut());
 /// Memory that the kernel zeroes in a child of fork. A child of vfork shares its parent's.
 static RING_STATE: AtomicPtr<RingState> = AtomicPtr::new(null_mut());
-
-/// State of the ring of this process, all zero before there is one.
-#[repr(C)]
-struct RingState {
-    /// One of the states below.
-    state: AtomicU32,
-    /// Whether this is the process of PID.
-    is_owner: AtomicU32,
-    positions: Positions,
-    /// Samples lost while another thread created the ring, by size class: the ring's first losses.
-    lost_before_ring: [LostAllocations; SIZE_CLASSES],
-}
 
 const NO_RING: u32 = 0;
 const MAKING_RING: u32 = 1;
@@ -468,24 +457,6 @@ fn maps_limit() -> usize {
 /// The name of a file beside the ring.
 fn ring_name(prefix: &'static str) -> [Part; 4] {
     name(prefix, PID.load(Ordering::Relaxed), SEQUENCE.load(Ordering::Relaxed))
-}
-
-impl RingState {
-    /// Moves what was lost before there was a ring into it.
-    fn move_lost(&self, header: &RingHeader) {
-        for (before, lost) in self.lost_before_ring.iter().zip(&header.lost_allocations) {
-            let count = before.count.swap(0, Ordering::Relaxed);
-            header.lost_before_ring.fetch_add(count, Ordering::Relaxed);
-            lost.count.fetch_add(count, Ordering::Relaxed);
-            lost.bytes.fetch_add(before.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        }
-    }
-
-    fn count_lost(&self, size: u64) {
-        let lost = &self.lost_before_ring[size_class(size)];
-        lost.count.fetch_add(1, Ordering::Relaxed);
-        lost.bytes.fetch_add(size, Ordering::Relaxed);
-    }
 }
 
 /// Whether a seccomp filter may forbid system calls.
