@@ -26,7 +26,7 @@ use super::shared_memory::{
 };
 use super::system;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The filter of the set of sampled blocks; the entry points read it.
 pub static FILTER: [AtomicU8; FILTER_SIZE] = [const { AtomicU8::new(0) }; FILTER_SIZE];
@@ -492,7 +492,7 @@ pub extern "C" fn enter_seccomp() {
 
 /// A library was loaded whose calls do not reach the shim.
 #[cfg(not(target_vendor = "apple"))]
-static HAS_UNSEEN_LIBRARY: AtomicBool = AtomicBool::new(false);
+static HAS_UNSEEN_LIBRARY: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
 
 /// The program loads a library whose calls will not reach the shim.
 #[cfg(not(target_vendor = "apple"))]
