@@ -49,7 +49,8 @@ impl UserFiles {
     pub fn of_recorded(users: &BTreeSet<FileUser>, is_asked: bool) -> UserFiles {
         let mut files = UserFiles::of_caller();
         let own = Caller::or_own();
-        let others = || users.iter().filter(|user| user.uid != own.uid());
+        // Root may read every file, so that its processes, such as a command of sudo, gain nothing.
+        let others = || users.iter().filter(|user| ![0, own.uid()].contains(&user.uid));
         if others().next().is_some() && !is_asked {
             files.refusal = Some(OF_ANOTHER);
         } else if others().count() > USERS_MAX {
