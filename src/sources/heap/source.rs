@@ -362,7 +362,6 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
             resident_bytes: self.main().process().resident_bytes(),
             ended_early,
             still_runs: self.exit.is_none(),
-            ..AllocationLosses::default()
         }
     }
 }
