@@ -272,8 +272,10 @@ pub(super) fn check_trace(source: &Source, no_samples: Option<&String>) -> Resul
 /// # Errors
 /// The system's error.
 pub(super) fn try_reading(pid: pid_t) -> io::Result<()> {
-    proc_file::head(format!("/proc/{pid}/maps"), 1)?;
-    fs::read_link(format!("/proc/{pid}/root")).map(drop)
+    // The first thread may have exited before the others.
+    let living = threads::living_thread(pid).unwrap_or(pid);
+    proc_file::head(format!("/proc/{living}/maps"), 1)?;
+    fs::read_link(format!("/proc/{living}/root")).map(drop)
 }
 
 /// Checks that a process can be read with the rights that are left: mappings and files, and with `by_calls` its memory
