@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use super::process::HeapProcess;
 use super::shared_memory::image_list;
-use crate::binary::Mapping;
+use crate::binary::{Mapping, MappingKind};
 use crate::sources::Fault;
 
 /// A list of images.
@@ -153,9 +153,18 @@ fn between(before: &[Mapping], after: &[Mapping]) -> Vec<Mapping> {
             .take_while(|other| overlaps(mapping, other))
             .all(|other| is_same(mapping, other))
     };
-    let mut all: Vec<Mapping> = before.iter().filter(|mapping| is_certain(mapping, after)).cloned().collect();
+    let (mut all, unknown): (Vec<Mapping>, Vec<Mapping>) =
+        before.iter().cloned().partition(|mapping| is_certain(&mapping, after));
     let is_new = |mapping: &&Mapping| !before.iter().any(|other| overlaps(mapping, other));
     all.extend(after.iter().filter(is_new).cloned());
+    // Memory without a file: what a later list has there is not taken for it.
+    all.extend(unknown.into_iter().map(|mapping| Mapping {
+        file_offset: 0,
+        path: String::new(),
+        kind: MappingKind::Anonymous,
+        identity: (0, 0),
+        ..mapping
+    }));
     all.sort_by_key(|mapping| mapping.avma.start);
     all
 }
@@ -164,7 +173,6 @@ fn between(before: &[Mapping], after: &[Mapping]) -> Vec<Mapping> {
 mod tests {
     use super::*;
     use crate::addr::Avma;
-    use crate::binary::MappingKind;
 
     fn mapping(start: u64, end: u64, file: u64) -> Mapping {
         Mapping {
@@ -182,6 +190,13 @@ mod tests {
         let (first, second, larger) =
             (mapping(0x5000, 0x6000, 2), mapping(0x5000, 0x6000, 3), mapping(0x4800, 0x7000, 4));
         let other = mapping(0x9000, 0xa000, 5);
+        let anonymous = |mapping: &Mapping| Mapping {
+            path: String::new(),
+            kind: MappingKind::Anonymous,
+            identity: (0, 0),
+            ..mapping.clone()
+        };
+        let (unknown, around) = (anonymous(&first), anonymous(&larger));
         for (before, after, expected) in [
             (vec![&program], vec![&program], vec![&program]),
             // Unloaded; loaded; both.
@@ -189,9 +204,9 @@ mod tests {
             (vec![&program], vec![&program, &first], vec![&program, &first]),
             (vec![&program, &first], vec![&program, &other], vec![&program, &first, &other]),
             // Another one at its address, or around it.
-            (vec![&program, &first], vec![&program, &second], vec![&program]),
-            (vec![&first], vec![&program, &larger], vec![&program]),
-            (vec![&larger], vec![&first, &other], vec![&other]),
+            (vec![&program, &first], vec![&program, &second], vec![&program, &unknown]),
+            (vec![&first], vec![&program, &larger], vec![&program, &unknown]),
+            (vec![&larger], vec![&first, &other], vec![&around, &other]),
         ] {
             let owned = |list: &[&Mapping]| list.iter().copied().cloned().collect::<Vec<_>>();
             assert_eq!(between(&owned(&before), &owned(&after)), owned(&expected), "{before:?} {after:?}");

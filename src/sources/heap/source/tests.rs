@@ -167,9 +167,9 @@ fn a_sample_has_the_images_of_its_moment() {
     }
     let expected = [
         (10, "/libc.so /first.so"),
-        (20, "/libc.so /other.so"),
+        (20, "/libc.so  /other.so"),
         (30, "/libc.so /second.so /other.so"),
-        (40, "/libc.so /other.so"),
+        (40, "/libc.so  /other.so"),
         (50, "/libc.so /first.so"),
     ];
     assert_eq!(found, expected.map(|(bytes, names)| (bytes, names.to_owned())));
