@@ -367,6 +367,7 @@ mod tests {
             arguments: CStrings::new([program.into()].into_iter()).unwrap(),
             environment: None,
             account: None,
+            filter: None,
             tell_ready,
             wait_go,
             go: go.as_raw_fd(),
