@@ -450,7 +450,7 @@ fn writers_wait_for_room_as_long_as_there_is_a_reader() {
         let records = ring.take_all();
         sizes += records
             .iter()
-            .filter(|record| matches!(record, Record::Allocation(allocated) if allocated.size == 77))
+            .filter(|record| matches!(record, Record::Allocation(allocated) if allocated.size == 7777))
             .count();
         if has_ended && records.is_empty() {
             assert_eq!((ring.lost_allocations(), ring.lost_frees()), ((0, 0), 0));
