@@ -11,7 +11,6 @@
 //! mmap_calls  the slow path of mmap, munmap and mremap (Linux)
 //! process     settings from the environment and the control file; the ring; fork
 //! real        the allocator's own functions
-//! operators   operator new and delete, jemalloc's functions (Linux)
 //! system      system calls, thread-local words                                                (by system)
 //! block_set   the addresses of sampled blocks       ring            space for records
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
@@ -19,7 +18,8 @@
 //! filter_code whether the program may restrict its system calls unseen                        (Linux)
 //! images      the image list                                                                  (macOS)
 //! mappings    anonymous mappings (Linux)
-//! unloads     image lists before libraries are unloaded (Linux)
+//! unloads     which list of images holds the code of a sample                                 (Linux)
+//! dlclose     images are listed before they are unloaded                                      (Linux)
 //! ```
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -47,6 +47,8 @@ mod system;
 mod block_set;
 mod files;
 #[cfg(not(target_vendor = "apple"))]
+mod dlclose;
+#[cfg(not(target_vendor = "apple"))]
 mod filter_code;
 #[cfg(target_vendor = "apple")]
 #[path = "images_macos.rs"]
@@ -56,8 +58,6 @@ mod interval;
 mod mappings;
 #[cfg(not(target_vendor = "apple"))]
 mod mmap_calls;
-#[cfg(not(target_vendor = "apple"))]
-mod operators;
 mod process;
 #[cfg(not(target_vendor = "apple"))]
 mod real;

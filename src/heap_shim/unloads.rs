@@ -7,12 +7,8 @@
 //! that are in the list.
 //!
 //! Not seen are unloads by the C library itself (modules of iconv) and by libraries that do not call this `dlclose`.
-#![allow(unsafe_code)]
 
-use super::process::{self, Status};
-use super::real::{self, libc_function};
 use super::shared_memory::image_list;
-use super::system::{BlockedSignals, Thread};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Unloads that have begun, and above `COUNT_SHIFT` bits those in progress.
@@ -48,7 +44,8 @@ pub fn begin(tid: u32) -> u32 {
     before as u32
 }
 
-fn end() {
+/// An unload has ended.
+pub fn end() {
     if UNLOADS.load(Ordering::Relaxed) >> COUNT_BITS > 1 {
         ONLY_THREAD.store(0, Ordering::Relaxed);
     }
@@ -60,21 +57,4 @@ fn end() {
 /// The child of a fork has one thread, which unloads nothing but what it is unloading itself.
 pub fn begin_child() {
     UNLOADS.fetch_and(u64::from(u32::MAX), Ordering::SeqCst);
-}
-
-/// `dlclose`: lists the images before any can be unloaded.
-// SAFETY: replaces the function of this name, and calls it with the program's argument.
-#[unsafe(no_mangle)]
-pub extern "C" fn dlclose(library: usize) -> i32 {
-    let is_recorded = matches!(process::status(), Status::Recording(_));
-    if is_recorded {
-        let thread = Thread::current();
-        let _blocked = BlockedSignals::new();
-        process::list_images_before_unload(thread);
-    }
-    let result = real::call(libc_function::DLCLOSE, [library, 0, 0, 0, 0, 0]);
-    if is_recorded {
-        end();
-    }
-    result as i32
 }

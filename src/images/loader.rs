@@ -111,7 +111,10 @@ mod tests {
     fn counts_are_found_in_each_layout() {
         for (namespace_bytes, locks, lock_bytes) in [(144, 2, 40), (160, 3, 40), (160, 3, 48), (192, 2, 48)] {
             let bytes = globals(namespace_bytes, locks, lock_bytes, 70, 50);
-            let at = LOCK_BYTES.iter().find_map(|bytes_of_lock| loads_at(&bytes, *bytes_of_lock)).unwrap();
+            let at = LOCK_BYTES
+                .iter()
+                .find_map(|bytes_of_lock| loads_at(&bytes, *bytes_of_lock))
+                .expect("the counts");
             assert_eq!(counts_in(&bytes, at), Some(LibraryCounts { loads: 70, unloads: 20 }));
             for end in 0..bytes.len() {
                 let _ = loads_at(&bytes[..end], lock_bytes);

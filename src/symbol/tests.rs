@@ -538,7 +538,7 @@ fn what_all_sections_of_a_file_unpack_to_is_bounded_together() {
         [header.concat(), miniz_oxide::deflate::compress_to_vec_zlib(&content, 1)].concat()
     };
     let packed = |name, seed| {
-        let flags = object::elf::SHF_COMPRESSED.0.into();
+        let flags = object::elf::SHF_COMPRESSED.0;
         build::Section { flags, ..build::section(name, build::PROGBITS, random(seed), 0) }
     };
     let ask = dwarf::DwarfParts { inlines: true, lines: true };

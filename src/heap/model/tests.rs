@@ -192,7 +192,8 @@ fn any_number_of_small_blocks_may_be_without_a_sample() {
                         }
                     }
                 }
-                let holds = inside.iter().flatten().all(|inside| inside * 100 >= RUNS * 95);
+                // 19 of 20, less two standard deviations of as many runs.
+                let holds = inside.iter().flatten().all(|inside| inside * 100 >= RUNS * 92);
                 let why = format!("{blocks} of {small} B, {large} of {} B, seeds 1 to {RUNS}", 2 * EVERY);
                 assert!(holds, "{why}: rows and totals, bytes and blocks: {inside:?}");
             }

@@ -5,9 +5,8 @@
 
 use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::mmap_calls;
-use super::operators::{self, FREES, NEW};
 use super::process::{self, FILTER, MAPPINGS};
-use super::real::{self, LIBC_FUNCTIONS, REAL, libc_function};
+use super::real::{self, FREES, LIBC_FUNCTIONS, NEW, REAL, libc_function};
 use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
 use super::system;
@@ -372,10 +371,10 @@ observed!(dlopen, libc_function::DLOPEN, count_unseen_library, "tbz w1, #3, 2f")
 observed!(dlmopen, libc_function::DLMOPEN, count_unseen_library, "cbz x0, 2f");
 
 keeping_arguments!(count_unseen_library, process::count_unseen_library);
-keeping_arguments!(look_up_operators, operators::look_up);
+keeping_arguments!(look_up_operators, real::look_up_operators);
 keeping_arguments!(forget, sample::forget_block);
 
-/// Defines an operator new, which continues where `operators` says.
+/// Defines an operator new, which continues where `real` says.
 macro_rules! operator_new {
     ($name:ident, $function:ident) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
@@ -438,7 +437,7 @@ pub unsafe extern "C" fn new_aligned() {
     naked_asm!("mov x9, x0", "mov x0, x1", "mov x1, x9", "b {aligned_alloc}", aligned_alloc = sym aligned_alloc)
 }
 
-/// Defines a function that frees the block in x0, and continues where `operators` says.
+/// Defines a function that frees the block in x0, and continues where `real` says.
 macro_rules! operator_free {
     ($name:ident, $index:literal) => {
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.

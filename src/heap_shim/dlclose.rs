@@ -1,0 +1,24 @@
+//! `dlclose`, which the shim replaces: the images are listed before any of them can be unloaded.
+#![allow(unsafe_code)]
+
+use super::process::{self, Status};
+use super::real::{self, libc_function};
+use super::system::{BlockedSignals, Thread};
+use super::unloads;
+
+/// `dlclose`: lists the images before any can be unloaded.
+// SAFETY: replaces the function of this name, and calls it with the program's argument.
+#[unsafe(no_mangle)]
+pub extern "C" fn dlclose(library: usize) -> i32 {
+    let is_recorded = matches!(process::status(), Status::Recording(_));
+    if is_recorded {
+        let thread = Thread::current();
+        let _blocked = BlockedSignals::new();
+        process::list_images_before_unload(thread);
+    }
+    let result = real::call(libc_function::DLCLOSE, [library, 0, 0, 0, 0, 0]);
+    if is_recorded {
+        unloads::end();
+    }
+    result as i32
+}
