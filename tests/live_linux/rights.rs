@@ -289,7 +289,7 @@ fn containers_give_a_profile_or_the_true_cause() {
         return;
     }
     let shares = fixture("shares");
-    let command = ["--hz", "997", "--", shares.to_str().unwrap(), "0.1"];
+    let command = ["--source", "auto", "--hz", "997", "--", shares.to_str().unwrap(), "0.1"];
     for (calls, more, backend, why) in [
         (
             "perf",
@@ -312,7 +312,7 @@ fn containers_give_a_profile_or_the_true_cause() {
     let mut target = Fixture::start("shares", ["600"]);
     target.line("ready");
     let pid = target.pid().to_string();
-    let attach = ["-d", "0.2", "--pid", &pid];
+    let attach = ["--source", "auto", "-d", "0.2", "--pid", &pid];
     for (calls, words, causes) in [
         ("perf", &attach[..], &["it holds capabilities that stackprof lacks", "--cap-add SYS_PTRACE"][..]),
         (
