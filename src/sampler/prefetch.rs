@@ -122,8 +122,7 @@ pub(super) fn cover_stacks(words: Vec<Word>, capture: &Capture) -> Vec<u64> {
     let of_own = cover(own);
     let few = cover(other.clone());
     other.sort_unstable();
-    // The rest is for what other samples of the thread lead to.
-    let room = (PREFETCH_RANGES_MAX / 2).saturating_sub(of_own.len());
+    let room = PREFETCH_RANGES_MAX.saturating_sub(of_own.len());
     // Ranges at multiples of their size touch one page each.
     const RANGE: u64 = PREFETCH_RANGE_BYTES as u64;
     let filled = [BELOW_BYTES, 0].into_iter().find_map(|below| {

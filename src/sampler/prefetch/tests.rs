@@ -36,7 +36,7 @@ fn of_other_stacks_the_memory_around_the_words_is_prefetched() {
     assert_eq!(cover_stacks(other.to_vec(), &capture), expected);
     // As much as a list holds: without the memory below, then without that between.
     let every = |count: u64, bytes: u64| (0..count).map(|word| (0x7000_0000 + word * bytes, 8)).collect();
-    let full = PREFETCH_RANGES_MAX as u64 / 2;
+    let full = PREFETCH_RANGES_MAX as u64;
     assert_eq!(cover_stacks(every(full, 64), &capture).first(), Some(&0x7000_0000));
     assert_eq!(cover_stacks(every(full, 128), &capture).len(), full as usize);
     assert!(cover_stacks(vec![(0, 8), (u64::MAX - 7, 8)], &capture).len() < 128);
