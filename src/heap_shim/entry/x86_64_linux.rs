@@ -378,6 +378,7 @@ allocation!(stackprof_heap_new_aligned_nothrow, NewAlignedNothrow, "mov rax, rdi
 allocation!(stackprof_heap_new_array_aligned_nothrow, NewArrayAlignedNothrow, "mov rax, rdi");
 
 /// Where an operator new of the allocator continues, in the order of their numbers.
+// SAFETY: entry points; only their addresses are taken.
 pub const COUNTED_NEW: [unsafe extern "C" fn(); 8] = [
     stackprof_heap_new,
     stackprof_heap_new_array,

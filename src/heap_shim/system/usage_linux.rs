@@ -1,5 +1,4 @@
 //! What the process has used, by the kernel's account.
-#![allow(unsafe_code)]
 
 use super::{call, number};
 

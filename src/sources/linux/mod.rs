@@ -315,18 +315,7 @@ pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};
 #[must_use]
 pub fn own_memory() -> (Option<u64>, Option<u64>) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    (status_bytes(&status, "RssAnon"), status_bytes(&status, "RssFile"))
-}
-
-/// Resident memory of a process that is of no file (proc_pid_status(5)).
-fn resident_bytes(pid: libc::pid_t) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status_bytes(&status, "RssAnon")
-}
-
-fn status_bytes(status: &str, key: &str) -> Option<u64> {
-    let kib = proc::status_value(status, key)?.split_whitespace().next()?.parse::<u64>().ok()?;
-    Some(kib * 1024)
+    (proc::status_bytes(&status, "RssAnon"), proc::status_bytes(&status, "RssFile"))
 }
 
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
@@ -335,5 +324,5 @@ pub fn own_usage() -> (u64, u64) {
     let (cpu_ns, most_bytes) = sys::own_usage();
     // getrusage(2) includes the peak before `exec`: that of the parent's copy.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    (cpu_ns, status_bytes(&status, "VmHWM").unwrap_or(most_bytes))
+    (cpu_ns, proc::status_bytes(&status, "VmHWM").unwrap_or(most_bytes))
 }

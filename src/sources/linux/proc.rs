@@ -140,6 +140,18 @@ pub(super) fn status_value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::trim))
 }
 
+/// Bytes of a line `Key:\tN kB` of `/proc/PID/status`.
+pub(super) fn status_bytes(status: &str, key: &str) -> Option<u64> {
+    let kib = status_value(status, key)?.split_whitespace().next()?.parse::<u64>().ok()?;
+    Some(kib * 1024)
+}
+
+/// Resident memory of a process that is of no file (proc_pid_status(5)).
+pub(super) fn resident_bytes(pid: libc::pid_t) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status_bytes(&status, "RssAnon")
+}
+
 /// A line of `/proc/PID/maps`: the mapping, and whether it is executable.
 pub(super) struct MapsLine {
     pub(super) mapping: Mapping,

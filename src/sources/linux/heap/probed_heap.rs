@@ -16,7 +16,8 @@ use crate::clock::{Clock, RealClock};
 use crate::error::Result;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost};
-use crate::sources::linux::{describe, refusal, resident_bytes, sys, threads};
+use crate::sources::linux::proc::resident_bytes;
+use crate::sources::linux::{describe, refusal, sys, threads};
 use crate::sources::pushed::{
     AllocationLosses, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse, TimedEvent,
     UnseenAllocator,

@@ -16,7 +16,8 @@ use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::sources::heap::process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::Maps;
-use crate::sources::linux::{launch, perf, resident_bytes, sys, threads};
+use crate::sources::linux::proc::resident_bytes;
+use crate::sources::linux::{launch, perf, sys, threads};
 use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
 
