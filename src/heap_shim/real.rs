@@ -83,8 +83,8 @@ fn look_up() -> bool {
     for (at, address) in ALLOCATOR.iter().zip(library.unwrap_or_default()) {
         at.store(address, Ordering::Relaxed);
     }
-    LOOK_UP.store(DONE, Ordering::Release);
     look_up_loaded_operators();
+    LOOK_UP.store(DONE, Ordering::Release);
     true
 }
 

@@ -32,6 +32,8 @@ pub(in crate::sources) struct LinuxProcess {
     files: Arc<TargetFiles>,
     /// The name of its ring, which it maps; `None` until it has one.
     ring: Option<RingFiles>,
+    /// The mappings when they were last read: without a ring nothing else has them once the process has ended.
+    last_mappings: Vec<Mapping>,
     /// When it last ran the program of its ring.
     program_checked_ns: u64,
     without_shim: ProcessesWithoutShim,
@@ -47,6 +49,7 @@ impl LinuxProcess {
             maps: Maps::default(),
             files,
             ring: None,
+            last_mappings: Vec::new(),
             program_checked_ns: 0,
             without_shim: ProcessesWithoutShim::default(),
             resident_bytes: None,
@@ -187,11 +190,17 @@ impl Observed for LinuxProcess {
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        let read = match &self.ring {
-            None => self.maps.read(self.pid, out).map(|()| true),
-            Some(ring) => self.maps.read_marked(self.pid, &ring.name, out),
+        let Some(ring) = &self.ring else {
+            let read = self.maps.read(self.pid, out);
+            if read.is_ok() && !out.is_empty() {
+                self.last_mappings.clone_from(out);
+            } else {
+                out.clone_from(&self.last_mappings);
+            }
+            return if out.is_empty() { read.and(Err(Fault::Gone)) } else { Ok(()) };
         };
-        let at_exit = self.ring.as_ref().map(|ring| ring.images[1].clone());
+        let read = self.maps.read_marked(self.pid, &ring.name, out);
+        let at_exit = Some(ring.images[1].clone());
         let is_read = read == Ok(true) && !out.is_empty();
         if is_read || self.copied(at_exit, out) { Ok(()) } else { read.and(Err(Fault::Gone)) }
     }
