@@ -583,7 +583,7 @@ fn wrong_places_and_missing_reasons_are_found() {
     }
     assert_eq!(printing_outside_cli("src/cli/record.rs", "eprintln!()").len(), 1);
     assert_eq!(printing_outside_cli("src/sources/a.rs", "command.stdout(to)").len(), 0);
-    assert_eq!(too_long_or_without_purpose("src/a.rs", &"//! x\n".repeat(601)).len(), 1);
+    assert_eq!(too_long_or_without_purpose("src/a.rs", &"//! x\n".repeat(LINES_MAX + 1)).len(), 1);
     assert_eq!(too_long_or_without_purpose("src/a.rs", "fn f() {}").len(), 1);
 }
 

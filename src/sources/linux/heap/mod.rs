@@ -4,6 +4,7 @@
 //! /proc, or from the copies that the shim makes (`process.rs`). For a running process, `probed_heap.rs` reports the
 //! allocations sampled by probes.
 
+mod load_method;
 mod own_allocator;
 mod probed_heap;
 mod process;

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::reasons::LoadMethod;
+use super::load_method::LoadMethod;
 use crate::binary::elf::entries;
 use crate::binary::files::map_regular;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};

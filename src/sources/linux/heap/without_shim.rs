@@ -10,7 +10,7 @@ use std::{fs, io};
 
 use libc::pid_t;
 
-use super::reasons::LoadMethod;
+use super::load_method::LoadMethod;
 use crate::sources::linux::sys;
 use crate::sources::proc_file;
 
