@@ -3,14 +3,17 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
+#[cfg(target_os = "linux")]
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-#[cfg(target_os = "linux")]
 use crate::programs::kill;
+#[cfg(target_os = "linux")]
 use crate::skip::skip;
-use crate::support::{Place, can_trace, is_root, run};
+#[cfg(target_os = "linux")]
+use crate::support::run;
+use crate::support::{Place, can_trace, is_root};
 use crate::viewer::Server;
 
 /// A self-hosted Firefox Profiler: with a given viewer the network is not needed.
