@@ -15,7 +15,7 @@ use stackprof::symbol::{Options, Style, jit, jitdump, name_addresses};
 
 use crate::memory;
 use crate::seeds;
-use crate::skip::{skip, skip_without};
+use crate::skip::{installed, skip, skip_without};
 use stackprof::rng::Rng;
 
 /// Memory for each byte of a file and of what it unpacks to, and for any file.
@@ -189,6 +189,9 @@ fn damaged_packed_dwarf() {
 
 #[test]
 fn damaged_symbols_in_xz() {
+    if installed(&["xz"]).is_none() {
+        return;
+    }
     let _alone = memory::alone();
     let (dir, bytes) = build(&[]);
     run(dir.path(), "objcopy", &["--only-keep-debug", "--strip-debug", "a.out", "mini"]);

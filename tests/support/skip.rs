@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// Programs that tests run, and the Debian package of each whose name differs.
-const PACKAGES: [(&str, &str); 23] = [
+const PACKAGES: [(&str, &str); 24] = [
     ("arm-linux-gnueabihf-gcc", "gcc-arm-linux-gnueabihf libc6-dev-armhf-cross"),
     ("arm-none-eabi-gcc", "gcc-arm-none-eabi libnewlib-arm-none-eabi"),
     ("arm-none-eabi-nm", "binutils-arm-none-eabi"),
@@ -34,6 +34,7 @@ const PACKAGES: [(&str, &str); 23] = [
     ("node", "nodejs"),
     ("php", "php-cli php8.2-opcache"),
     ("qemu-system-arm", "qemu-system-arm"),
+    ("xz", "xz-utils"),
 ];
 
 /// The file with the skips of the run of cargo that started this test program.
