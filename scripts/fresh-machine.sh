@@ -10,6 +10,8 @@ cd "$(dirname "$0")/.."
 
 bin="$(mktemp -d)"
 trap 'rm -rf "$bin"' EXIT
+# Tests run programs as other users.
+chmod 755 "$bin"
 
 # What Debian installs everywhere, and what its `gcc` brings.
 {
