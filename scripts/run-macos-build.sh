@@ -601,7 +601,7 @@ heap_killed() {
     local profiler=$! pid=
     mapping_process() {
         pid="$(pgrep -P "$profiler" | head -n 1)"
-        [[ -n $pid ]] && grep -q heap.dylib "/proc/$pid/maps"
+        [[ -n $pid ]] && grep -q 'heap-[0-9a-f]*\.dylib' "/proc/$pid/maps"
     }
     wait_for mapping_process
     kill -9 "$profiler"
@@ -613,7 +613,7 @@ heap_killed() {
     cmp "$work/plain.out" "$work/heap.out"
     # The next recording removes what the killed one left.
     heap_record sites
-    ! compgen -G '/dev/shm/stackprof-heap-*' >/dev/null || ! compgen -G '/dev/shm/stackprof-heap-*/heap.dylib' >/dev/null
+    ! compgen -G '/dev/shm/stackprof-heap-*' >/dev/null || ! compgen -G '/dev/shm/stackprof-heap-*/control' >/dev/null
 }
 check 'heap: kill -9 of stackprof leaves the output of the program unchanged' heap_killed
 
