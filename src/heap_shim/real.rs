@@ -54,8 +54,8 @@ fn look_up() -> bool {
     };
     let none = core::ptr::null();
     // First: of a name that is not there, dlsym allocates its message, and allocators map memory.
-    for (function, name) in LIBC_FUNCTIONS.iter().zip(LIBC_NAMES) {
-        function.store(find(name, none), Ordering::Release);
+    for index in 0..LIBC_NAMES.len() {
+        libc_function_at(index);
     }
     let names: [(&core::ffi::CStr, *const (), *const ()); 12] = [
         (c"free", weak_symbol!("__libc_free"), none),
@@ -86,6 +86,18 @@ fn look_up() -> bool {
     look_up_loaded_operators();
     LOOK_UP.store(DONE, Ordering::Release);
     true
+}
+
+/// One of `LIBC_FUNCTIONS`; null if libc has none. An allocator of the program maps memory while it holds its locks, maybe
+/// before the shim is loaded: only that function is looked up then, which allocates nothing, because libc has it.
+fn libc_function_at(index: usize) -> *mut () {
+    let (Some(at), Some(name)) = (LIBC_FUNCTIONS.get(index), LIBC_NAMES.get(index)) else { return null_mut() };
+    let mut function = at.load(Ordering::Acquire);
+    if function.is_null() {
+        function = symbol(RTLD_NEXT, name);
+        at.store(function, Ordering::Release);
+    }
+    function
 }
 
 /// The libraries after this one.
@@ -195,15 +207,10 @@ pub mod libc_function {
 pub fn call(index: usize, arguments: [usize; 6]) -> usize {
     // SAFETY: the type of a call with six words.
     type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
-    look_up();
-    let found = |index: usize| match LIBC_FUNCTIONS.get(index) {
-        Some(function) => function.load(Ordering::Acquire),
-        None => null_mut(),
-    };
-    let mut function = found(index);
+    let mut function = libc_function_at(index);
     if function.is_null() && index == libc_function::MMAP64 {
         // musl has none.
-        function = found(libc_function::MMAP);
+        function = libc_function_at(libc_function::MMAP);
     }
     if function.is_null() {
         return usize::MAX;

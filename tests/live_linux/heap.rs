@@ -207,6 +207,15 @@ fn unrecordable_commands_are_reported_with_the_reason() {
 }
 
 #[test]
+fn an_allocator_of_the_program_is_named_and_is_not_called_while_it_maps_memory() {
+    let place = Place::new();
+    let output = place.run(&["--every", "1", "-o", "a.folded"], &[fixture("heap_own_allocator")]);
+    let said = text(&output.stderr);
+    assert_eq!(text(&output.stdout), "done\n", "{said}");
+    assert!(said.contains("has an allocator of its own (malloc)"), "{said}");
+}
+
+#[test]
 fn unrecorded_survivors_are_reported() {
     let place = Place::new();
     let output = place.run(&["--every", "1", "-o", "a.folded"], &["env", "-i", "true"]);
