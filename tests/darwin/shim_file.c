@@ -304,6 +304,12 @@ static int d_madvise(void *at, size_t size, int advice)
     if (advice < 0 || advice > MADV_DONTNEED) not_implemented("madvise %d", advice);
     return RESULT(madvise(at, size, advice));
 }
+/* VM_INHERIT_SHARE, _COPY and _NONE are 0, 1 and 2 (mach/vm_inherit.h). What is shared here is shared with children. */
+static int d_minherit(void *at, size_t size, int inherit)
+{
+    if (inherit != 2) not_implemented("minherit %d", inherit);
+    return RESULT(madvise(at, size, MADV_DONTFORK));
+}
 static int d_close(int fd) { return RESULT(close(fd)); }
 static int d_closedir(DIR *directory) { return RESULT(closedir(directory)); }
 static int d_dirfd(DIR *directory) { return RESULT(dirfd(directory)); }
@@ -373,6 +379,7 @@ static int d_poll(struct pollfd *fds, unsigned count, int timeout) { return RESU
 
 const struct shim file_shims[] = {
     SHIM(open), SHIM(fcntl), SHIM(ioctl), SHIM(isatty), SHIM(mmap), SHIM(mprotect), SHIM(munmap), SHIM(madvise),
+    SHIM(minherit),
     SHIM(closedir), SHIM(dirfd), SHIM(dup), SHIM(dup2), SHIM(chdir), SHIM(fchmod), SHIM(fchown), SHIM(mkdir),
     SHIM(rmdir), SHIM(pipe), SHIM(rename), SHIM(ftruncate), SHIM(flock), SHIM(pwrite), SHIM(pread), SHIM(fsetattrlist), SHIM(unlink), SHIM(read), SHIM(write), SHIM(readv), SHIM(writev),
     SHIM(readlink), SHIM(statvfs), SHIM(poll), SHIM(lseek), SHIM(getcwd), SHIM(close),
