@@ -95,6 +95,10 @@ impl Memory<'_> {
 impl OuterStack for LaterStack<'_> {
     fn word(&self, at: Avma, word_bytes: usize) -> Option<u64> {
         let mut memory = self.memory.borrow_mut();
+        if let Some(word) = self.capture.upper_stack.word(at.0, word_bytes) {
+            memory.read.push((at.0, word_bytes));
+            return Some(word);
+        }
         let mut word = 0;
         for byte in (0..word_bytes as u64).rev() {
             let address = at.0.checked_add(byte)?;

@@ -1,5 +1,7 @@
 //! The ranges to prefetch of a thread's stack, and how long they are kept.
 
+use std::cell::Cell;
+
 use crate::addr::Avma;
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, PREFETCH_RANGES_MAX, PrefetchedWords};
@@ -139,13 +141,41 @@ impl PrefetchList {
     }
 }
 
-/// Prefetched words as a walk's outer stack.
+/// What was read at the moment of a capture above the bytes that each sample has.
 #[derive(Debug)]
-pub(super) struct Prefetched<'a>(pub(super) &'a PrefetchedWords);
+pub(super) struct CapturedOuter<'a> {
+    capture: &'a Capture,
+    /// End of the highest word that was in no prefetched range; 0 if all were.
+    besides_ranges_end: Cell<u64>,
+}
 
-impl OuterStack for Prefetched<'_> {
+impl<'a> CapturedOuter<'a> {
+    pub(super) fn new(capture: &'a Capture) -> CapturedOuter<'a> {
+        CapturedOuter { capture, besides_ranges_end: Cell::new(0) }
+    }
+
+    /// Bytes above the stack pointer that a walk read besides prefetched ranges, if it read up to this many in all.
+    pub(super) fn bytes_besides_ranges(&self, bytes: usize) -> usize {
+        let above = self.besides_ranges_end.get().saturating_sub(self.capture.registers.sp().0);
+        (above as usize).max(bytes.min(self.capture.usual_bytes()))
+    }
+}
+
+impl OuterStack for CapturedOuter<'_> {
     fn word(&self, at: Avma, word_bytes: usize) -> Option<u64> {
-        self.0.word(at.0, word_bytes)
+        let capture = self.capture;
+        if let Some(word) = capture.prefetched.word(at.0, word_bytes) {
+            return Some(word);
+        }
+        let of_tail = || {
+            let from = usize::try_from(at.0.checked_sub(capture.stack_base.0)?).ok()?;
+            let bytes = capture.stack.get(from..from.checked_add(word_bytes)?)?;
+            Some(bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)))
+        };
+        let word = of_tail().or_else(|| capture.upper_stack.word(at.0, word_bytes))?;
+        self.besides_ranges_end
+            .set(self.besides_ranges_end.get().max(at.0.saturating_add(word_bytes as u64)));
+        Some(word)
     }
 }
 

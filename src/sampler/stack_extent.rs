@@ -74,7 +74,7 @@ impl StackExtent {
         let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
         let copied = (stack.end().0.saturating_sub(sp) as usize).max(of_other);
         // Prefetched words need no copy.
-        let needed = if capture.prefetched.is_empty() { needed } else { needed.min(copied) };
+        let needed = if capture.has_outer() { needed.min(copied) } else { needed };
         let is_left_to_prefetch = walked.ended == StackEnd::DeeperThanCopied
             && may_prefetch
             && self.prefetch.may_complete(&capture.prefetched);

@@ -6,7 +6,7 @@
 use super::jit_budget::JitBudget;
 use super::options::Options;
 use super::prefetch::{LaterStack, Word, cover_stacks, inner_part};
-use super::prefetch_list::Prefetched;
+use super::prefetch_list::CapturedOuter;
 use super::processes::{ProcessCode, Processes};
 use super::red_zone::{lacks_red_zone, with_red_zone};
 use super::thread::ThreadAccount;
@@ -94,15 +94,14 @@ impl<'a> StackWalker<'a> {
         if !processes.images_of(of)?.contains(capture.registers.pc()) {
             processes.retry_images(of, process, clock);
         }
-        let needed = |(ended, bytes), needs_red_zone| {
-            let truncated = ended == StackEnd::DeeperThanCopied;
-            Some((ended, StackUse { bytes, truncated, missed: truncated, needs_red_zone, unbounded: false }))
-        };
+        let with_red_zone_need =
+            |(ended, needed), needs_red_zone| Some((ended, StackUse { needs_red_zone, ..needed }));
         let mut walk =
             |processes: &mut Processes, process: &mut dyn Observed, capture: &Capture, frames: &mut _| {
                 self.walk_with_known_images(processes, account, process, capture, stack_max_bytes, frames)
             };
-        let (ended, bytes) = walk(processes, process, capture, frames)?;
+        let walked = walk(processes, process, capture, frames)?;
+        let ended = walked.0;
         if ended == StackEnd::BrokenFrameChain
             && frames.addresses.len() == 1
             && let Some(fuller) = with_red_zone(process, capture)
@@ -110,7 +109,7 @@ impl<'a> StackWalker<'a> {
             processes.set_red_zone_read_later(of, true);
             let walked = walk(processes, process, &fuller, frames);
             processes.set_red_zone_read_later(of, false);
-            return needed(walked?, true);
+            return with_red_zone_need(walked?, true);
         }
         // Scanning also bridges a row that could not read the red zone.
         let needs_red_zone = frames.methods.get(1) == Some(&Method::Scan) && lacks_red_zone(capture);
@@ -119,13 +118,13 @@ impl<'a> StackWalker<'a> {
             && processes.retry_images(of, process, clock)
         {
             let walked = walk(processes, process, capture, frames)?;
-            return needed(walked, needs_red_zone);
+            return with_red_zone_need(walked, needs_red_zone);
         }
-        needed((ended, bytes), needs_red_zone)
+        with_red_zone_need(walked, needs_red_zone)
     }
 
-    /// Walks a capture into `frames` with the known images. Returns why it ended and how many bytes above the
-    /// stack pointer it needed.
+    /// Walks a capture into `frames` with the known images. Returns why it ended and how much of the stack it
+    /// needed.
     pub(super) fn walk_with_known_images(
         &mut self,
         processes: &mut Processes,
@@ -134,9 +133,10 @@ impl<'a> StackWalker<'a> {
         capture: &Capture,
         stack_max_bytes: usize,
         frames: &mut Frames,
-    ) -> Option<(StackEnd, usize)> {
-        let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
-        let outer = Prefetched(&capture.prefetched);
+    ) -> Option<(StackEnd, StackUse)> {
+        let whole = StackBytes { base: capture.stack_base, bytes: &capture.stack };
+        let stack = StackBytes { bytes: capture.usual_stack(), ..whole };
+        let outer = CapturedOuter::new(capture);
         let other = capture.other_stack.as_deref().map(|other| OtherStack {
             stack: StackBytes { base: other.base, bytes: &other.bytes },
             limit: other.limit,
@@ -144,7 +144,7 @@ impl<'a> StackWalker<'a> {
         let memory = WalkedMemory {
             stack,
             other,
-            outer: (!capture.prefetched.is_empty()).then_some(&outer),
+            outer: capture.has_outer().then_some(&outer),
             blocked_signals: capture.prefetched.blocked_signals,
         };
         let now_ns = self.clock.now_ns();
@@ -163,14 +163,20 @@ impl<'a> StackWalker<'a> {
             if rounds.end_round() {
                 walked.ended = StackEnd::TooMuchJitCode;
             }
-            let needed = extent.fit(capture, &walked, stack_max_bytes, may_prefetch);
-            if !extent.search_top(&walked, |reached| rounds.find_stack_top(capture, stack, reached)) {
-                return Some((walked.ended, needed));
+            let bytes = extent.fit(capture, &walked, stack_max_bytes, may_prefetch);
+            let searched =
+                extent.search_top(&walked, |reached| rounds.find_stack_top(capture, whole, reached));
+            if searched && extent.top().is_some() {
+                continue;
             }
-            if extent.top().is_none() {
-                extent.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), stack_max_bytes);
-                return Some((walked.ended, needed));
+            if searched {
+                extent.reach(bytes.saturating_add(walk::SEARCH_BYTES as usize), stack_max_bytes);
             }
+            let truncated = walked.ended == StackEnd::DeeperThanCopied;
+            let besides_ranges = (!truncated).then(|| outer.bytes_besides_ranges(bytes));
+            let needed =
+                StackUse { bytes, truncated, missed: truncated, besides_ranges, ..StackUse::default() };
+            return Some((walked.ended, needed));
         }
     }
 
@@ -274,7 +280,8 @@ impl<'a> StackWalker<'a> {
 /// Whether a walk that needed this many bytes used the tail of the capture.
 fn needs_tail(capture: &Capture, bytes: usize) -> bool {
     let below = capture.registers.sp().0.saturating_sub(capture.stack_base.0) as usize;
-    capture.tail_bytes > 0 && bytes.saturating_add(below) > capture.usual_bytes()
+    !capture.upper_stack.is_empty()
+        || capture.tail_bytes > 0 && bytes.saturating_add(below) > capture.usual_bytes()
 }
 
 /// The stack memory of a walk.

@@ -18,6 +18,8 @@ pub struct Capture {
     pub tail_bytes: usize,
     /// Prefetched parts of the stack above `stack`, read at the same moment.
     pub prefetched: PrefetchedWords,
+    /// Parts of the stack above `stack`, read at the same moment, behind pages that are not resident.
+    pub upper_stack: PrefetchedWords,
     /// Nanoseconds from the stop request to the resume. For a thread that had to wait for a CPU before it
     /// could stop, counted from the moment that the stop was noticed. Excludes the time that the kernel then
     /// takes to schedule it again.
@@ -69,6 +71,7 @@ impl Capture {
             stack: Vec::with_capacity(stack_bytes),
             tail_bytes: 0,
             prefetched: PrefetchedWords::default(),
+            upper_stack: PrefetchedWords::default(),
             pause_ns: 0,
             stopped_ns: 0,
             kernel: Vec::new(),
@@ -81,7 +84,19 @@ impl Capture {
         }
     }
 
-    /// Bytes of the stack that each sample has.
+    /// Whether memory above `stack` was read at the same moment.
+    #[must_use]
+    pub fn has_outer(&self) -> bool {
+        self.tail_bytes > 0 || !self.prefetched.is_empty() || !self.upper_stack.is_empty()
+    }
+
+    /// The stack bytes that each sample has.
+    #[must_use]
+    pub fn usual_stack(&self) -> &[u8] {
+        self.stack.get(..self.usual_bytes()).unwrap_or_default()
+    }
+
+    /// Number of stack bytes that each sample has.
     #[must_use]
     pub fn usual_bytes(&self) -> usize {
         self.stack.len().saturating_sub(self.tail_bytes)
@@ -92,6 +107,7 @@ impl Capture {
     pub fn reset(&mut self) {
         self.stack.clear();
         self.prefetched.clear();
+        self.upper_stack.clear();
         self.kernel.clear();
         self.only_kernel = false;
         (self.pause_ns, self.stopped_ns, self.stack_size_index, self.tail_bytes) = (0, 0, 0, 0);
@@ -103,6 +119,7 @@ impl Capture {
     pub fn held_bytes(&self) -> usize {
         self.stack.capacity()
             + self.prefetched.held_bytes()
+            + self.upper_stack.held_bytes()
             + self.other_stack.as_ref().map_or(0, |other| other.bytes.capacity())
     }
 }

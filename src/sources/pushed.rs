@@ -204,6 +204,8 @@ pub struct StackUse {
     pub needs_red_zone: bool,
     /// It needed bytes above the copy and outside of the stack: no size is enough.
     pub unbounded: bool,
+    /// Bytes above the stack pointer that it read besides the ranges prefetched with it, if known.
+    pub besides_ranges: Option<usize>,
 }
 
 /// Processes with pushed samples. As [`Observed`] it is the main process, or a placeholder for several.

@@ -9,7 +9,7 @@ use crate::binary::map;
 /// Allowed resident bytes of files above those that cannot be released.
 const BYTES_MAX: u64 = 20 << 20;
 /// Interval of checks, nanoseconds.
-const INTERVAL_NS: u64 = 5_000_000;
+const INTERVAL_NS: u64 = 20_000_000;
 
 /// The bound on resident pages of mapped files.
 #[derive(Debug, Default)]

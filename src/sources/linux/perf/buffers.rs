@@ -106,6 +106,20 @@ impl<T: Buffer> Pool<T> {
         Some(taken)
     }
 
+    /// Takes the smallest spare buffer of this capacity, or else the largest.
+    pub(super) fn take_of(&mut self, bytes: usize) -> Option<T> {
+        let key = |buffer: &mut T| {
+            let capacity = buffer.bytes().capacity();
+            if capacity >= bytes { (0, capacity) } else { (1, usize::MAX - capacity) }
+        };
+        let best = (0..self.spare.len()).min_by_key(|at| key(&mut self.spare[*at]));
+        if let Some(best) = best {
+            let last = self.spare.len() - 1;
+            self.spare.swap(best, last);
+        }
+        self.take()
+    }
+
     /// Takes a buffer back and clears it.
     pub(super) fn give_back(&mut self, mut buffer: T) {
         self.longest = self.longest.max(buffer.bytes().len());

@@ -314,7 +314,7 @@ impl PerfSource {
         if memory.batches.is_multiple_of(RELEASE_BATCHES) {
             memory.file_pages.release();
         } else {
-            memory.file_pages.bound();
+            memory.file_pages.bound_at_intervals(memory.read_ns);
         }
         let used = into.len();
         memory.freed_bytes += memory.usage.shrink(into, used);

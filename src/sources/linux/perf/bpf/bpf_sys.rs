@@ -380,17 +380,26 @@ impl ProgramRing {
     }
 
     /// Passes each available record to `take`, and frees its space.
-    pub(in crate::sources::linux::perf) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
+    pub(in crate::sources::linux::perf) fn drain(&mut self, take: impl FnMut(&[u8])) {
+        self.read(true, take);
+    }
+
+    /// Passes each available record to `take`, and keeps it.
+    pub(in crate::sources::linux::perf) fn look(&mut self, take: impl FnMut(&[u8])) {
+        self.read(false, take);
+    }
+
+    fn read(&mut self, frees: bool, mut take: impl FnMut(&[u8])) {
         // SAFETY: both pages are mapped, readable and aligned as long as `self` lives, and begin with the u64
         // position; the consumer page, which only this process changes, is writable.
-        let (read, written) = unsafe {
+        let (consumed, written) = unsafe {
             (
                 AtomicU64::from_ptr(self.read.as_ptr().cast()),
                 AtomicU64::from_ptr(self.written.as_ptr().cast()),
             )
         };
         let end = written.load(Ordering::Acquire);
-        let mut at = read.load(Ordering::Relaxed);
+        let mut at = consumed.load(Ordering::Relaxed);
         let mapped_bytes = self.data_bytes + self.again_bytes;
         // SAFETY: this much of the data is mapped after the producer page as long as `self` lives. The kernel does
         // not write between the two positions, except for the length of a record in progress, which is read
@@ -414,7 +423,9 @@ impl ProgramRing {
             }
             at += (HEADER_BYTES + bytes).next_multiple_of(8) as u64;
         }
-        read.store(at, Ordering::Release);
+        if frees {
+            consumed.store(at, Ordering::Release);
+        }
     }
 }
 

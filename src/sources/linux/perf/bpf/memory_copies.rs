@@ -10,9 +10,10 @@ use super::super::buffers::Pool;
 use super::super::ring::record::SampleId;
 use super::filter_program::TID;
 use super::instructions::{
-    ADD, CALL, JUMP_IF_EQUAL, JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER,
+    ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER,
     PROBE_READ_USER, RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
 };
+use crate::sources::PrefetchedWords;
 
 /// Size of the record header.
 pub(in crate::sources::linux::perf) const HEADER_BYTES: usize = 32;
@@ -58,10 +59,19 @@ impl CopyProgram {
         program
     }
 
-    /// A program for threads that are not in the map.
-    pub(in crate::sources::linux::perf) fn of_threads_not_in(map: i32) -> CopyProgram {
+    /// A program for all threads, except those with a 0 in the map: sets `register` to their value, or to `default`.
+    pub(in crate::sources::linux::perf) fn of_all_threads(
+        map: i32,
+        register: u8,
+        default: i32,
+    ) -> CopyProgram {
         let mut program = CopyProgram::with_thread_in(map);
-        program.end_by(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0));
+        program.extend([
+            op(MOVE, register, 0, 0, default),
+            op(JUMP_IF_EQUAL, 0, 0, 1, 0),
+            op(LOAD_DOUBLE, register, 0, 0, 0),
+        ]);
+        program.end_by(op(JUMP_IF_EQUAL, register, 0, 0, 0));
         program
     }
 
@@ -132,10 +142,27 @@ impl CopyProgram {
     /// Reads this many bytes of the thread's memory, from the address in a register, to offset `to` of the record;
     /// r0 is 0 on success.
     pub(in crate::sources::linux::perf) fn read(&mut self, to: usize, bytes: usize, from: u8) {
+        self.extend([op(MOVE, 2, 0, 0, bytes as i32)]);
+        self.read_r2(to, from);
+    }
+
+    /// Reads a word of the thread's memory, from the address in a register, to this place below r10; r0 is 0 on
+    /// success.
+    pub(in crate::sources::linux::perf) fn probe(&mut self, to: i16, from: u8) {
+        self.extend([
+            op(MOVE_REGISTER, 1, 10, 0, 0),
+            op(ADD, 1, 0, 0, to.into()),
+            op(MOVE, 2, 0, 0, 8),
+            op(MOVE_REGISTER, 3, from, 0, 0),
+            op(CALL, 0, 0, 0, PROBE_READ_USER),
+        ]);
+    }
+
+    /// Reads as many bytes as r2 says, like [`CopyProgram::read`].
+    pub(in crate::sources::linux::perf) fn read_r2(&mut self, to: usize, from: u8) {
         self.extend([
             op(MOVE_REGISTER, 1, 8, 0, 0),
             op(ADD, 1, 0, 0, to as i32),
-            op(MOVE, 2, 0, 0, bytes as i32),
             op(MOVE_REGISTER, 3, from, 0, 0),
             op(CALL, 0, 0, 0, PROBE_READ_USER),
         ]);
@@ -166,40 +193,56 @@ pub(in crate::sources::linux::perf) struct Copy {
     /// Address of the first byte.
     pub(in crate::sources::linux::perf) from: u64,
     pub(in crate::sources::linux::perf) bytes: Vec<u8>,
+    /// Further parts above, behind pages that are not resident: address and bytes.
+    pub(in crate::sources::linux::perf) upper: PrefetchedWords,
+}
+
+impl Copy {
+    fn end(&self) -> u64 {
+        self.from.saturating_add(self.bytes.len() as u64)
+    }
 }
 
 /// Copies that wait for their samples, by thread, in time order.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct Copies {
     of: HashMap<pid_t, Vec<Copy>>,
+    /// Sizes of copies about to be taken, by time: each is written once, into a buffer that need not grow.
+    sizes: HashMap<u64, usize>,
     spare: Pool<Vec<u8>>,
     /// Time of the last copy.
     last_ns: u64,
 }
 
 impl Copies {
+    /// Notes the size of a record that is taken next.
+    pub(in crate::sources::linux::perf) fn expect(&mut self, record: &[u8]) {
+        if let Some((time_ns, _, _, bytes)) = parse(record) {
+            *self.sizes.entry(time_ns).or_default() += bytes.len();
+        }
+    }
+
     /// Reads a record written by the program.
     pub(in crate::sources::linux::perf) fn take(&mut self, record: &[u8]) {
-        let word = |at: usize| {
-            let bytes = record.get(at..at + 8)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
-        let header = (word(0), word(8), word(16), word(24));
-        let (Some(time_ns), Some(address), Some(tid), Some(bytes)) = header else { return };
-        let Ok(tid) = pid_t::try_from(tid) else { return };
-        let end = HEADER_BYTES.saturating_add(bytes as usize);
-        let Some(bytes) = record.get(HEADER_BYTES..end) else { return };
+        let Some((time_ns, address, tid, bytes)) = parse(record) else { return };
         self.last_ns = self.last_ns.max(time_ns);
         let copies = self.of.entry(tid).or_default();
         match copies.last_mut().filter(|last| last.time_ns == time_ns) {
-            Some(last) if last.from.wrapping_add(last.bytes.len() as u64) == address => {
-                last.bytes.extend_from_slice(bytes)
+            Some(last) if last.bytes.is_empty() => {
+                last.from = address;
+                last.bytes.extend_from_slice(bytes);
             }
+            Some(last) if last.upper.is_empty() && last.end() == address => {
+                last.bytes.extend_from_slice(bytes);
+            }
+            Some(last) if last.end() <= address => last.upper.push(address, bytes),
             Some(_) => {}
             None => {
-                let mut buffer = self.spare.take().unwrap_or_default();
+                let whole = self.sizes.remove(&time_ns).unwrap_or(bytes.len());
+                let mut buffer = self.spare.take_of(whole).unwrap_or_default();
+                buffer.reserve_exact(whole);
                 buffer.extend_from_slice(bytes);
-                copies.push(Copy { time_ns, from: address, bytes: buffer });
+                copies.push(Copy { time_ns, from: address, bytes: buffer, ..Copy::default() });
             }
         }
     }
@@ -222,11 +265,17 @@ impl Copies {
 
     /// Takes back the buffer of a copy.
     pub(in crate::sources::linux::perf) fn give_back(&mut self, copy: Copy) {
-        self.spare.give_back(copy.bytes);
+        self.give_back_bytes(copy.bytes);
+    }
+
+    /// Takes back a buffer.
+    pub(in crate::sources::linux::perf) fn give_back_bytes(&mut self, bytes: Vec<u8>) {
+        self.spare.give_back(bytes);
     }
 
     /// Ends a batch, and drops copies without samples; returns the number of freed bytes.
     pub(in crate::sources::linux::perf) fn end_batch(&mut self) -> usize {
+        self.sizes.clear();
         let before_ns = self.last_ns.saturating_sub(KEPT_NS);
         let spare = &mut self.spare;
         self.of.retain(|_, copies| {
@@ -236,6 +285,18 @@ impl Copies {
         });
         spare.end_batch()
     }
+}
+
+/// Time, address, thread and bytes of a record.
+fn parse(record: &[u8]) -> Option<(u64, u64, pid_t, &[u8])> {
+    let word = |at: usize| Some(u64::from_le_bytes(record.get(at..at + 8)?.try_into().ok()?));
+    let end = HEADER_BYTES.saturating_add(usize::try_from(word(LEN as usize)?).ok()?);
+    Some((
+        word(0)?,
+        word(ADDRESS as usize)?,
+        pid_t::try_from(word(16)?).ok()?,
+        record.get(HEADER_BYTES..end)?,
+    ))
 }
 
 #[cfg(test)]

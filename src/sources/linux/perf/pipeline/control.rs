@@ -269,7 +269,8 @@ impl Pipeline {
     }
 
     /// Takes back the buffers of a sample.
-    pub(in super::super) fn give_back(&mut self, capture: Box<Capture>) {
+    pub(in super::super) fn give_back(&mut self, mut capture: Box<Capture>) {
+        self.stacks.give_back(&mut capture);
         self.spare.give_back(capture);
     }
 
@@ -284,8 +285,9 @@ impl Pipeline {
         may_copy: bool,
     ) -> Option<EventOptions> {
         let (stack_size_index, usual_bytes) = (capture.stack_size_index, capture.usual_bytes());
-        self.spare.give_back(capture);
-        self.stacks.note_tail(tid, usual_bytes, needed);
+        let has_tail = capture.tail_bytes > 0 || !capture.upper_stack.is_empty();
+        self.give_back(capture);
+        self.stacks.note_tail(tid, usual_bytes, has_tail, needed);
         // The tail is left to prefetching.
         let bytes = if needed.truncated { needed.bytes } else { needed.bytes.min(usual_bytes) };
         let needed = StackUse { bytes, ..needed };

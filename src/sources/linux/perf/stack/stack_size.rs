@@ -92,6 +92,11 @@ impl EventStackSize {
         EventStackSize::with(&STACK_BYTES, USUAL_BYTES)
     }
 
+    /// Begins with the usual size.
+    pub(in crate::sources::linux::perf) fn begin_usual(&mut self) {
+        self.size = self.usual;
+    }
+
     /// For stacks copied at context switches: some threads have a hundred thousand per second.
     pub(in crate::sources::linux::perf) fn for_switches() -> EventStackSize {
         EventStackSize::with(&SWITCH_STACK_BYTES, USUAL_AT_SWITCH_BYTES)
@@ -238,9 +243,7 @@ mod tests {
             stack_size.walked(StackUse {
                 bytes: bytes.min(copied),
                 truncated: bytes > copied,
-                missed: false,
-                needs_red_zone: false,
-                unbounded: false,
+                ..StackUse::default()
             });
         }
     }
@@ -264,13 +267,7 @@ mod tests {
             let mut stack_size = EventStackSize::new();
             for stack in 0..FIRST_ROUND_STACKS {
                 assert_eq!(stack_size.bytes(), 60 << 10, "stack {stack}");
-                stack_size.walked(StackUse {
-                    bytes: needed,
-                    truncated: false,
-                    missed: false,
-                    needs_red_zone: false,
-                    unbounded: false,
-                });
+                stack_size.walked(StackUse { bytes: needed, ..StackUse::default() });
             }
             assert_eq!(stack_size.bytes(), copied, "for stacks of {needed}");
         }
@@ -291,13 +288,7 @@ mod tests {
         round(&mut stack_size, 1_000);
         assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=ROUND_STACKS / 50 {
-            stack_size.walked(StackUse {
-                bytes: 20_000,
-                truncated: true,
-                missed: false,
-                needs_red_zone: false,
-                unbounded: false,
-            });
+            stack_size.walked(StackUse { bytes: 20_000, truncated: true, ..StackUse::default() });
         }
         assert_eq!(stack_size.bytes(), 32 << 10);
     }
@@ -312,13 +303,7 @@ mod tests {
         }
         assert_eq!(stack_size.bytes(), 60 << 10);
         for _ in 0..2 * ROUND_STACKS {
-            stack_size.walked(StackUse {
-                bytes: 60 << 10,
-                truncated: false,
-                missed: false,
-                needs_red_zone: false,
-                unbounded: true,
-            });
+            stack_size.walked(StackUse { bytes: 60 << 10, unbounded: true, ..StackUse::default() });
         }
         assert_eq!(stack_size.bytes(), 16 << 10, "no others are left");
     }
@@ -331,13 +316,7 @@ mod tests {
         }
         assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=ROUND_STACKS / 50 {
-            stack_size.walked(StackUse {
-                bytes: 4 << 10,
-                truncated: true,
-                missed: false,
-                needs_red_zone: false,
-                unbounded: false,
-            });
+            stack_size.walked(StackUse { bytes: 4 << 10, truncated: true, ..StackUse::default() });
         }
         assert_eq!(stack_size.bytes(), 60 << 10);
     }

@@ -1,12 +1,11 @@
 //! The stack tail, above the bytes in a record: an event copies less than 64 KiB of a stack, since the length of a
 //! record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`), and usually much less. A BPF program
-//! copies the following bytes in the same interrupt, into its own ring:
-//! - of the first samples of each thread, until one is walked: what later ones need is then known, and prefetched
-//!   (`prefetch.rs`);
-//! - of threads whose outer frames change too often for that.
+//! copies all of it in the same interrupt, into its own ring:
+//! - of new threads: what later samples need besides their records is then known, and prefetched (`prefetch.rs`);
+//! - of threads whose outer frames change too often for that, as much as their last walks needed.
 //!
-//! Input: samples, and the stack use of their walks. Output: the same samples with the following bytes. Both copies
-//! are from one moment: they have the same thread and time, and overlap by bytes that must be equal.
+//! Input: samples, and the stack use of their walks. Output: the same samples with the longer copy. Both are from one
+//! moment: they have the same thread, time and stack pointer, and the bytes of the record begin the copy.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,8 +15,8 @@ use libc::{c_int, pid_t};
 
 use super::super::bpf::bpf_sys::{self, ProgramRing};
 use super::super::bpf::instructions::{
-    ADD, AND, CALL, GET_CURRENT_TASK_BTF, JUMP, JUMP_UNLESS_EQUAL, LOAD_DOUBLE, MOVE_REGISTER,
-    STORE_VALUE_DOUBLE, TASK_PT_REGS, op,
+    ADD, ADD_REGISTER, AND, CALL, GET_CURRENT_TASK_BTF, JUMP, JUMP_IF_EQUAL, JUMP_UNLESS_EQUAL, LOAD_DOUBLE,
+    MOVE, MOVE_REGISTER, STORE_DOUBLE, STORE_VALUE_DOUBLE, SUBTRACT_REGISTER, TASK_PT_REGS, op,
 };
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
 use super::super::events::cpus::cpu_count;
@@ -25,27 +24,39 @@ use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 use crate::sources::pushed::StackUse;
 
-/// Bytes read at once, so that a copy ends at the end of memory, and reads per piece.
+/// Bytes read at once, and in pages where that fails, so that a copy ends at the end of memory.
 const PAGE_BYTES: usize = 4096;
 const PIECE_PAGES: usize = 4;
 const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
 /// Maximum number of pieces in a copy: it takes some 100 us.
 const PIECES_MAX: usize = 64;
-/// Maximum size of a copy.
-pub(in crate::sources::linux::perf) const TAIL_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
+/// A copy has this part more than the walks needed: one half.
+const HEADROOM_DIVISOR: usize = 2;
+/// Maximum number of parts of a copy, each with half as many pieces as the one below it, and of pages between two
+/// parts that are not resident: the frame of a function may have pages that were never touched.
+const PARTS_MAX: usize = 3;
+const HOLE_PAGES_MAX: usize = 16;
+/// Place of a word below r10, beside those of the filter program.
+const WORD: i16 = -24;
 /// Ring size per CPU for 15 ms of copies of 256 KiB at 997 Hz, a batch. Stacks that do not fit get no tail. The
 /// whole ring is resident from its creation.
 const RING_BYTES_OF_CPU: usize = 4 << 20;
 const RING_BYTES_MAX: usize = 16 << 20;
-/// Minimum overlap of both copies.
-const OVERLAP_BYTES: u64 = 64;
+/// Minimum size of a stack in a record, to be found in the copy.
+const RECORD_BYTES_MIN: usize = 64;
 /// Maximum number of threads without a tail; beyond it, all are dropped and found again.
 const THREADS_MAX: u32 = 16_384;
-/// Walks without a list to prefetch after which a new thread gets no tail.
-const NEW_WALKS_MAX: u32 = 32;
-/// Samples with a tail after prefetching did not suffice; doubled each time.
-const FIRST_TAILS: u32 = 16;
-const TAILS_MAX: u32 = 1 << 14;
+/// Walks after which the size of a thread's tails follows their need, and tails that no walk was completed by after
+/// which a thread has none.
+const WINDOW_WALKS: u32 = 3;
+const VAIN_MAX: u32 = 32;
+/// Minimum number of pieces of a tail, and growth where the tail does not suffice.
+const PIECES_MIN: u32 = 4;
+const GROWTH: u32 = 4;
+/// Walks in a row that need no tail until a thread has none; doubled each time that it needs one again. Also the
+/// truncated stacks without a tail that are tolerated after tails in vain.
+const FIRST_ENOUGH: u32 = 32;
+const ENOUGH_MAX: u32 = 1 << 14;
 /// Offset of the stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h,
 /// arch/arm64/include/uapi/asm/ptrace.h), if known.
 const SP: Option<i16> = if cfg!(target_arch = "x86_64") {
@@ -56,10 +67,11 @@ const SP: Option<i16> = if cfg!(target_arch = "x86_64") {
     None
 };
 
-/// Copies the stack of the running thread above the `record_bytes` that its record holds, unless the thread is in
-/// the map `without`. `ring` is the descriptor of a [`ProgramRing`].
-fn copy_program(without: i32, ring: i32, record_bytes: u32, sp: i16) -> Vec<u64> {
-    let mut program = CopyProgram::of_threads_not_in(without);
+/// Copies the stack of the running thread: as many pieces as the map says, or all if the thread is not in the map.
+/// `ring` is the descriptor of a [`ProgramRing`].
+fn copy_program(pieces: i32, ring: i32, sp: i16) -> Vec<u64> {
+    // r6: the number of pieces.
+    let mut program = CopyProgram::of_all_threads(pieces, 6, PIECES_MAX as i32);
     // Also in a system call the registers of user mode.
     program.extend([
         op(CALL, 0, 0, 0, GET_CURRENT_TASK_BTF),
@@ -67,29 +79,64 @@ fn copy_program(without: i32, ring: i32, record_bytes: u32, sp: i16) -> Vec<u64>
         op(CALL, 0, 0, 0, TASK_PT_REGS),
         // r7: the address.
         op(LOAD_DOUBLE, 7, 0, sp, 0),
-        op(ADD, 7, 0, 0, record_bytes as i32 - PAGE_BYTES as i32),
-        op(AND, 7, 0, 0, -(PAGE_BYTES as i32)),
     ]);
     program.take_time();
-    for piece in 0..PIECES_MAX {
-        program.reserve(ring, PIECE_BYTES, ADDRESS_IN_R7);
-        let mut to_last = Vec::new();
-        for page in 0..PIECE_PAGES {
+    // To the next page: r2 is the distance. The first record shows the reader a new thread.
+    let to_next_page = [
+        op(MOVE_REGISTER, 1, 7, 0, 0),
+        op(AND, 1, 0, 0, PAGE_BYTES as i32 - 1),
+        op(MOVE, 2, 0, 0, PAGE_BYTES as i32),
+        op(SUBTRACT_REGISTER, 2, 1, 0, 0),
+    ];
+    program.reserve(ring, PAGE_BYTES, ADDRESS_IN_R7);
+    program.extend(to_next_page);
+    program.read_r2(HEADER_BYTES, 7);
+    let mut to_submit = vec![program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0))];
+    program.extend(to_next_page);
+    program.extend([op(STORE_DOUBLE, 8, 2, LEN, 0), op(ADD_REGISTER, 7, 2, 0, 0)]);
+    program.submit_and_wake();
+    let mut pieces = PIECES_MAX;
+    for part in 0..PARTS_MAX {
+        let mut to_pages = Vec::new();
+        for piece in 0..pieces {
+            if part == 0 && piece > 0 {
+                program.end_by(op(JUMP_IF_EQUAL, 6, 0, 0, piece as i32));
+            }
+            program.reserve(ring, PIECE_BYTES, ADDRESS_IN_R7);
+            program.read(HEADER_BYTES, PIECE_BYTES, 7);
+            to_pages.push(program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0)));
+            program.extend([
+                op(ADD, 7, 0, 0, PIECE_BYTES as i32),
+                op(STORE_VALUE_DOUBLE, 8, 0, LEN, PIECE_BYTES as i32),
+            ]);
+            program.submit();
+        }
+        program.end_by(op(JUMP, 0, 0, 0, 0));
+        program.land(to_pages);
+        for page in 0..PIECE_PAGES - 1 {
             program.read(HEADER_BYTES + page * PAGE_BYTES, PAGE_BYTES, 7);
-            to_last.push(program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0)));
+            to_submit.push(program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0)));
             program.extend([
                 op(ADD, 7, 0, 0, PAGE_BYTES as i32),
                 op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((page + 1) * PAGE_BYTES) as i32),
             ]);
         }
-        // The first piece shows the reader a new thread.
-        let submit = if piece == 0 { CopyProgram::submit_and_wake } else { CopyProgram::submit };
-        submit(&mut program);
-        let to_next = program.jump(op(JUMP, 0, 0, 0, 0));
-        program.land(to_last);
-        submit(&mut program);
+        program.land(std::mem::take(&mut to_submit));
+        program.submit();
+        if part + 1 == PARTS_MAX {
+            break;
+        }
+        // The next page that is resident begins the next part.
+        program.extend([op(AND, 7, 0, 0, -(PAGE_BYTES as i32))]);
+        let mut to_part = Vec::new();
+        for _ in 0..HOLE_PAGES_MAX {
+            program.extend([op(ADD, 7, 0, 0, PAGE_BYTES as i32)]);
+            program.probe(WORD, 7);
+            to_part.push(program.jump(op(JUMP_IF_EQUAL, 0, 0, 0, 0)));
+        }
         program.end_by(op(JUMP, 0, 0, 0, 0));
-        program.land([to_next]);
+        program.land(to_part);
+        pieces /= 2;
     }
     program.end()
 }
@@ -99,69 +146,107 @@ fn ring_bytes(cpus: usize) -> usize {
     (RING_BYTES_OF_CPU * cpus.next_power_of_two()).min(RING_BYTES_MAX)
 }
 
-/// Appends the bytes copied at the moment of a sample to its stack.
-fn append(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
-    if let Some(copy) = copies.of_sample(id) {
-        join(capture, copy.from, &copy.bytes);
-        copies.give_back(copy);
+/// Replaces the stack of a sample by the copy made at the same moment, if that is longer, and adds the parts above it.
+fn complete(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
+    let Some(mut copy) = copies.of_sample(id) else { return };
+    let record = &capture.stack;
+    let record_bytes = record.len();
+    let end = capture.stack_base.0.saturating_add(record_bytes as u64);
+    if copy.from == capture.stack_base.0 && record_bytes >= RECORD_BYTES_MIN {
+        let same_bytes = record_bytes.min(copy.bytes.len());
+        if record[..same_bytes] == copy.bytes[..same_bytes] {
+            std::mem::swap(&mut capture.upper_stack, &mut copy.upper);
+            if copy.bytes.len() > record_bytes {
+                // The buffer of the record is small: it is not kept for copies.
+                capture.stack = std::mem::take(&mut copy.bytes);
+                capture.tail_bytes = capture.stack.len() - record_bytes;
+            }
+        }
+    } else if copy.from > end {
+        // The page of the stack pointer is not resident.
+        std::mem::swap(&mut capture.upper_stack, &mut copy.upper);
+        capture.upper_stack.push(copy.from, &copy.bytes);
     }
+    copies.give_back(copy);
 }
 
-/// Appends the rest of `bytes`, copied from address `from`, to the stack, if both are equal where they overlap.
-fn join(capture: &mut Capture, from: u64, bytes: &[u8]) {
-    let base = capture.stack_base.0;
-    let Some(end) = base.checked_add(capture.stack.len() as u64) else { return };
-    let begin = base.max(from);
-    if end.saturating_sub(begin) < OVERLAP_BYTES {
-        return;
-    }
-    let at = |address: u64| (address - from) as usize;
-    let (Some(same), Some(further)) = (bytes.get(at(begin)..at(end)), bytes.get(at(end)..)) else {
-        return;
-    };
-    if capture.stack[(begin - base) as usize..] == *same {
-        capture.stack.extend_from_slice(further);
-        capture.tail_bytes = further.len();
-    }
-}
-
-/// When the stacks of a thread have tails.
+/// How much of a thread's stacks their tails have.
 #[derive(Debug)]
 struct ThreadTail {
-    /// Whether they have.
-    copies: bool,
-    /// Walks until they no longer have, and how many the next time.
-    left: u32,
-    next: u32,
-    /// Whether the thread is no longer new.
+    /// Number of pieces; 0: no tail.
+    pieces: u32,
+    /// The most that a walk of this window needed, and the number of its walks.
+    needed: u32,
+    walks: u32,
+    /// Walks in a row that needed no tail, and how many it takes to have none.
+    enough: u32,
+    enough_min: u32,
+    /// Tails that completed no walk since the last one that did.
+    vain: u32,
+    /// Truncated stacks without a tail to tolerate, and how many the next time.
+    tolerated: u32,
+    next_tolerated: u32,
+    /// Whether a window has ended.
     is_known: bool,
 }
 
 impl Default for ThreadTail {
     fn default() -> ThreadTail {
-        ThreadTail { copies: true, left: NEW_WALKS_MAX, next: FIRST_TAILS, is_known: false }
+        ThreadTail {
+            pieces: PIECES_MAX as u32,
+            needed: 0,
+            walks: 0,
+            enough: 0,
+            enough_min: FIRST_ENOUGH,
+            vain: 0,
+            tolerated: 0,
+            next_tolerated: FIRST_ENOUGH,
+            is_known: false,
+        }
     }
 }
 
 impl ThreadTail {
-    /// Records a walk that needed this much of a stack, of which the record held `usual_bytes`.
-    fn note(&mut self, usual_bytes: usize, needed: StackUse) {
-        if needed.missed && !self.copies {
-            (self.copies, self.left) = (true, self.next);
-            self.next = self.next.saturating_mul(2).min(TAILS_MAX);
+    /// Records a walk that needed this much of a stack, of which the record held `usual_bytes`, and whether there was
+    /// a tail.
+    fn note(&mut self, usual_bytes: usize, has_tail: bool, needed: StackUse) {
+        if self.pieces == 0 {
+            if needed.missed && self.tolerated > 0 {
+                self.tolerated -= 1;
+            } else if needed.missed {
+                (self.pieces, self.enough) = (PIECES_MIN, 0);
+                self.enough_min = self.enough_min.saturating_mul(2).min(ENOUGH_MAX);
+            }
             return;
         }
-        let fits = !needed.missed && needed.bytes <= usual_bytes;
-        self.left = self.left.saturating_sub(1);
-        if self.left == 0 || !self.is_known && (fits || needed.unbounded) {
-            (self.copies, self.is_known) = (false, true);
+        if needed.missed || needed.unbounded {
+            // A full ring has no tail: more bytes are no help.
+            if has_tail || needed.unbounded {
+                self.vain += 1;
+                self.pieces = self.pieces.saturating_mul(GROWTH).clamp(PIECES_MIN, PIECES_MAX as u32);
+            }
+            if self.vain >= VAIN_MAX {
+                (self.pieces, self.is_known, self.vain) = (0, true, 0);
+                self.tolerated = self.next_tolerated;
+                self.next_tolerated = self.next_tolerated.saturating_mul(2).min(ENOUGH_MAX);
+            }
+            return;
         }
-    }
-
-    /// Records a list to prefetch.
-    fn note_list(&mut self) {
-        if !self.is_known {
-            (self.copies, self.is_known) = (false, true);
+        let Some(bytes) = needed.besides_ranges else { return };
+        self.walks += 1;
+        if bytes <= usual_bytes {
+            self.enough += 1;
+        } else {
+            (self.enough, self.vain, self.next_tolerated) = (0, 0, FIRST_ENOUGH);
+            let pieces = (bytes + bytes / HEADROOM_DIVISOR).div_ceil(PIECE_BYTES);
+            self.needed = self.needed.max(u32::try_from(pieces).unwrap_or(u32::MAX));
+        }
+        if self.enough >= self.enough_min {
+            (self.pieces, self.is_known) = (0, true);
+        } else if self.walks >= WINDOW_WALKS {
+            let needed = std::mem::take(&mut self.needed);
+            self.pieces = if needed > 0 { needed.clamp(PIECES_MIN, PIECES_MAX as u32) } else { self.pieces };
+            (self.walks, self.is_known) = (0, true);
         }
     }
 }
@@ -169,8 +254,8 @@ impl ThreadTail {
 /// Copies of the upper parts of stacks.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct StackTail {
-    /// Threads without tails, in the kernel.
-    without: OwnedFd,
+    /// Number of pieces by thread, in the kernel.
+    pieces: OwnedFd,
     ring: ProgramRing,
     threads: HashMap<pid_t, ThreadTail>,
     copies: Copies,
@@ -195,11 +280,11 @@ impl StackTail {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let ring_bytes = ring_bytes(cpu_count());
-        let without = bpf_sys::create_map(THREADS_MAX)?;
+        let pieces = bpf_sys::create_map(THREADS_MAX)?;
         // An idle CPU has no stack of its own.
-        bpf_sys::change_map(&without, 0, Some(1));
+        bpf_sys::change_map(&pieces, 0, Some(0));
         Ok(StackTail {
-            without,
+            pieces,
             ring: ProgramRing::create(ring_bytes, HEADER_BYTES + PIECE_BYTES)?,
             threads: HashMap::new(),
             copies: Copies::default(),
@@ -208,10 +293,10 @@ impl StackTail {
         })
     }
 
-    /// The program for samples that pass the filter, with this many bytes of a stack in their records.
-    pub(in crate::sources::linux::perf) fn program(&self, record_bytes: u32) -> Vec<u64> {
-        let (without, ring) = (self.without.as_raw_fd(), self.ring.descriptor());
-        SP.map(|sp| copy_program(without, ring, record_bytes, sp)).unwrap_or_default()
+    /// The program for samples that pass the filter.
+    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
+        let (pieces, ring) = (self.pieces.as_raw_fd(), self.ring.descriptor());
+        SP.map(|sp| copy_program(pieces, ring, sp)).unwrap_or_default()
     }
 
     /// Reads the copies so far, after the rings of samples, so that those of all samples are included. Returns the
@@ -220,6 +305,7 @@ impl StackTail {
         let freed = self.copies.end_batch();
         let StackTail { ring, copies, read_bytes, .. } = self;
         *read_bytes = 0;
+        ring.look(|record| copies.expect(record));
         ring.drain(|record| {
             *read_bytes += record.len();
             copies.take(record);
@@ -232,44 +318,49 @@ impl StackTail {
         self.read_bytes
     }
 
-    /// Completes the stack of a sample.
-    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
-        append(&mut self.copies, id, capture);
+    /// Completes the stack of a sample. Returns how many bytes were requested.
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) -> u32 {
+        complete(&mut self.copies, id, capture);
+        let pieces = self.threads.get(&id.tid).map_or(PIECES_MAX, |thread| thread.pieces as usize);
+        let to_next_page = PAGE_BYTES - capture.stack_base.0 as usize % PAGE_BYTES;
+        (to_next_page + pieces * PIECE_BYTES) as u32
+    }
+
+    /// Takes back the buffer of a capture with a tail.
+    pub(in crate::sources::linux::perf) fn give_back(&mut self, capture: &mut Capture) {
+        if capture.tail_bytes > 0 {
+            self.copies.give_back_bytes(std::mem::take(&mut capture.stack));
+        }
     }
 
     /// Records a walk of a thread's sample ([`ThreadTail::note`]).
-    pub(in crate::sources::linux::perf) fn note(&mut self, tid: pid_t, usual_bytes: usize, needed: StackUse) {
-        self.change(tid, |thread| thread.note(usual_bytes, needed));
-    }
-
-    /// Records that ranges of a thread's stack are prefetched.
-    pub(in crate::sources::linux::perf) fn note_list(&mut self, tid: pid_t) {
-        self.change(tid, ThreadTail::note_list);
-    }
-
-    fn change(&mut self, tid: pid_t, change: impl FnOnce(&mut ThreadTail)) {
+    pub(in crate::sources::linux::perf) fn note(
+        &mut self,
+        tid: pid_t,
+        usual_bytes: usize,
+        has_tail: bool,
+        needed: StackUse,
+    ) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains_key(&tid) {
-            let without = &self.without;
-            self.threads.drain().for_each(|(tid, _)| bpf_sys::change_map(without, tid.cast_unsigned(), None));
+            let pieces = &self.pieces;
+            self.threads.drain().for_each(|(tid, _)| bpf_sys::change_map(pieces, tid.cast_unsigned(), None));
             self.known_with_tails = 0;
         }
         let thread = self.threads.entry(tid).or_default();
-        let (copied, counted) = (thread.copies, thread.is_known && thread.copies);
-        change(thread);
-        let counts = thread.is_known && thread.copies;
+        let (pieces, counted) = (thread.pieces, thread.is_known && thread.pieces > 0);
+        thread.note(usual_bytes, has_tail, needed);
+        let counts = thread.is_known && thread.pieces > 0;
         self.known_with_tails = self.known_with_tails + usize::from(counts) - usize::from(counted);
-        if copied != thread.copies {
-            bpf_sys::change_map(&self.without, tid.cast_unsigned(), (!thread.copies).then_some(1));
+        if pieces != thread.pieces {
+            bpf_sys::change_map(&self.pieces, tid.cast_unsigned(), Some(thread.pieces.into()));
         }
     }
 
     /// Drops an exited thread: its number may be reused.
     pub(in crate::sources::linux::perf) fn forget(&mut self, tid: pid_t) {
         if let Some(thread) = self.threads.remove(&tid) {
-            self.known_with_tails -= usize::from(thread.is_known && thread.copies);
-            if !thread.copies {
-                bpf_sys::change_map(&self.without, tid.cast_unsigned(), None);
-            }
+            self.known_with_tails -= usize::from(thread.is_known && thread.pieces > 0);
+            bpf_sys::change_map(&self.pieces, tid.cast_unsigned(), None);
         }
     }
 
@@ -294,19 +385,19 @@ mod tests {
     use crate::addr::Avma;
     use crate::rng::Rng;
 
-    const WITHOUT: i32 = 5;
+    const PIECES: i32 = 5;
     const RING: i32 = 6;
     const SP_AT: i16 = 64;
-    const RECORD_BYTES: u32 = 0x2000;
     const FIRST: (u64, u64) = (4, 0xefff_fffc);
     const AT: u64 = 0x7000_0000;
+    const SP: u64 = AT + 0x128;
+    const PAGE: u64 = PAGE_BYTES as u64;
 
-    /// A thread 77 with a stack of `bytes` from `AT` on; its copies begin at `from`.
-    fn machine(bytes: usize, from: u64) -> Machine {
+    /// A thread 77 with memory of `bytes` from `AT` on; its stack pointer is `SP`.
+    fn machine(bytes: usize) -> Machine {
         let mut machine = Machine::new(77, 70, FIRST);
-        machine.maps.push((WITHOUT, vec![(78, 1)]));
-        let sp = from + PAGE_BYTES as u64 - u64::from(RECORD_BYTES) + 0x128;
-        machine.context = [vec![0; SP_AT as usize], sp.to_le_bytes().to_vec()].concat();
+        machine.maps.push((PIECES, vec![(78, 0), (79, 2)]));
+        machine.context = [vec![0; SP_AT as usize], SP.to_le_bytes().to_vec()].concat();
         machine.ring = RING;
         let mut random = Rng::new(bytes as u64);
         machine.memory = (AT, (0..bytes).map(|_| random.below(256) as u8).collect());
@@ -314,81 +405,103 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(
-            FilterRule::OfProcess(70),
-            FIRST,
-            &copy_program(WITHOUT, RING, RECORD_BYTES, SP_AT),
-        )
+        filter_program::program(FilterRule::OfProcess(70), FIRST, &copy_program(PIECES, RING, SP_AT))
     }
 
-    /// The stack of a sample at `time_ns` of the machine's thread, with this many stack bytes in its record from
-    /// `sp` on.
-    fn completed(machine: &Machine, sp: u64, stack_bytes: usize, time_ns: u64) -> Vec<u8> {
+    /// A sample at `time_ns` of the machine's thread, with this many stack bytes in its record from `sp` on.
+    fn completed(machine: &Machine, sp: u64, stack_bytes: usize, time_ns: u64) -> Capture {
         let mut copies = Copies::default();
+        machine.records.iter().for_each(|record| copies.expect(record));
         machine.records.iter().for_each(|record| copies.take(record));
         let mut capture = Capture::with_capacity(0);
         let at = (sp - machine.memory.0) as usize;
         capture.stack_base = Avma(sp);
         capture.stack.extend_from_slice(&machine.memory.1[at..at + stack_bytes]);
-        append(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
-        capture.stack
+        complete(&mut copies, SampleId { pid: 70, tid: machine.tid as i32, time_ns, cpu: 0 }, &mut capture);
+        assert_eq!(capture.usual_bytes(), stack_bytes);
+        capture
     }
 
     #[test]
     fn a_stack_is_copied_to_the_end_of_memory() {
-        for pages in [9, 20, 21, 23, 24, 40, 270] {
-            let bytes = pages * PAGE_BYTES;
-            let from = AT + 4 * PAGE_BYTES as u64;
-            let mut machine = machine(bytes, from);
+        for pages in [3, 4, 5, 9, 20, 21, 23, 24, 40, 270] {
+            let mut machine = machine(pages * PAGE_BYTES);
             assert_eq!(machine.run(&program()), 1);
-            let stack = completed(&machine, AT + 0x128, 0x8000, machine.time_ns + 90);
-            let whole = bytes.min(4 * PAGE_BYTES + TAIL_BYTES as usize);
-            assert_eq!(stack, machine.memory.1[0x128..whole], "{pages} pages");
+            let capture = completed(&machine, SP, 0x2000, machine.time_ns + 90);
+            let whole = (pages * PAGE_BYTES).min(PAGE_BYTES + PIECES_MAX * PIECE_BYTES);
+            assert_eq!(capture.stack, machine.memory.1[0x128..whole], "{pages} pages");
+            assert!(capture.upper_stack.is_empty());
         }
     }
 
     #[test]
-    fn nothing_is_copied_of_other_threads_or_without_room() {
-        let mut other = machine(0x20000, AT);
+    fn as_much_is_copied_as_a_thread_needs() {
+        let mut other = machine(0x20000);
         other.tgid = 71;
         assert_eq!(other.run(&program()), 0);
-        let mut without = machine(0x20000, AT);
+        let mut without = machine(0x20000);
         without.tid = 78;
         assert_eq!(without.run(&program()), 1);
         assert!(other.records.is_empty() && without.records.is_empty());
-        let mut full = machine(0x20000, AT);
+        let mut less = machine(0x20000);
+        less.tid = 79;
+        assert_eq!(less.run(&program()), 1);
+        let capture = completed(&less, SP, 0x1000, less.time_ns);
+        assert_eq!(capture.stack, less.memory.1[0x128..PAGE_BYTES + 2 * PIECE_BYTES]);
+        let mut full = machine(0x20000);
         full.room = 2;
         assert_eq!(full.run(&program()), 1);
-        assert_eq!(completed(&full, AT + 8, 0x1000, full.time_ns), full.memory.1[8..2 * PIECE_BYTES]);
+        let capture = completed(&full, SP, 0x1000, full.time_ns);
+        assert_eq!(capture.stack, full.memory.1[0x128..PAGE_BYTES + PIECE_BYTES]);
     }
 
     #[test]
-    fn only_copies_of_the_same_moment_are_appended() {
-        let mut machine = machine(0x20000, AT + 0x4000);
+    fn parts_above_missing_pages_are_copied() {
+        let word = |machine: &Machine, at: u64| {
+            let at = (at - AT) as usize;
+            u64::from_le_bytes(machine.memory.1[at..at + 8].try_into().unwrap())
+        };
+        // The page of the stack pointer, one inside the first piece, and several in a later one.
+        for (first, pages) in [(0, 1), (0, 3), (2, 1), (7, 16)] {
+            let mut machine = machine(60 * PAGE_BYTES);
+            machine.absent = AT + first * PAGE..AT + (first + pages) * PAGE;
+            assert_eq!(machine.run(&program()), 1);
+            let below = machine.absent.start.saturating_sub(SP) as usize;
+            let capture = completed(&machine, SP, below.min(0x1000), machine.time_ns);
+            assert_eq!(capture.stack.len(), below, "{:x?}", machine.absent);
+            let upper = |at| capture.upper_stack.word(at, 8);
+            for at in [machine.absent.end, machine.absent.end + 9 * PAGE + 8, AT + 60 * PAGE - 8] {
+                assert_eq!(upper(at), Some(word(&machine, at)), "{at:x} above {:x?}", machine.absent);
+            }
+            assert_eq!(upper(machine.absent.end - 8), None);
+        }
+        let mut far = machine(60 * PAGE_BYTES);
+        far.absent = AT + PAGE..AT + (2 + HOLE_PAGES_MAX as u64) * PAGE;
+        assert_eq!(far.run(&program()), 1);
+        assert!(completed(&far, SP, 0x100, far.time_ns).upper_stack.is_empty());
+    }
+
+    #[test]
+    fn only_copies_of_the_same_moment_are_used() {
+        let mut machine = machine(0x20000);
         assert_eq!(machine.run(&program()), 1);
         let at_ns = machine.time_ns;
-        let completed = |machine: &Machine, sp: u64, time_ns| completed(machine, sp, 0x8000, time_ns).len();
-        assert_eq!(completed(&machine, AT, at_ns + APART_NS_MAX), 0x20000);
-        assert_eq!(completed(&machine, AT, at_ns + APART_NS_MAX + 1), 0x8000, "of another sample");
-        assert_eq!(completed(&machine, AT + 0x5000, at_ns), 0x1b000, "a record that begins in the copy");
-        // The record ends below the copy, or hardly reaches it.
-        machine.records.iter_mut().for_each(|record| record[8..10].copy_from_slice(&0x8000u16.to_le_bytes()));
-        assert_eq!(completed(&machine, AT, at_ns), 0x8000);
-    }
-
-    #[test]
-    fn copies_with_differing_bytes_are_not_joined() {
-        let mut machine = machine(0x20000, AT + 0x4000);
-        assert_eq!(machine.run(&program()), 1);
+        let completed =
+            |machine: &Machine, sp: u64, time_ns| completed(machine, sp, 0x8000, time_ns).stack.len();
+        assert_eq!(completed(&machine, SP, at_ns + APART_NS_MAX), 0x20000 - 0x128);
+        assert_eq!(completed(&machine, SP, at_ns + APART_NS_MAX + 1), 0x8000, "of another sample");
+        assert_eq!(completed(&machine, SP + 8, at_ns), 0x8000, "another stack pointer");
         machine.memory.1[0x7ff0] ^= 1;
-        assert_eq!(completed(&machine, AT, 0x8000, machine.time_ns).len(), 0x8000);
+        assert_eq!(completed(&machine, SP, at_ns), 0x8000, "other bytes");
     }
 
     #[test]
-    fn hostile_records_append_nothing() {
+    fn hostile_records_change_no_byte_of_a_sample() {
         let mut random = Rng::new(11);
-        let mut machine = machine(0x20000, AT + 0x4000);
+        let mut machine = machine(0x20000);
+        machine.absent = AT + 9 * PAGE..AT + 11 * PAGE;
         assert_eq!(machine.run(&program()), 1);
+        let record_of = 0x128..0x8000;
         for _ in 0..2_000 {
             let mut copies = Copies::default();
             for record in &machine.records {
@@ -397,61 +510,90 @@ mod tests {
                     let at = random.below(HEADER_BYTES).min(record.len().saturating_sub(1));
                     record.get_mut(at).into_iter().for_each(|byte| *byte = random.below(256) as u8);
                 }
+                if random.below(2) == 0 {
+                    copies.expect(&record);
+                }
                 copies.take(&record);
             }
             let mut capture = Capture::with_capacity(0);
-            capture.stack_base = Avma(AT);
-            capture.stack.extend_from_slice(&machine.memory.1[..0x8000]);
-            append(
-                &mut copies,
-                SampleId { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 },
-                &mut capture,
-            );
-            let known = capture.stack.len();
-            assert_eq!(capture.stack[..known.min(0x8000)], machine.memory.1[..known.min(0x8000)]);
+            capture.stack_base = Avma(SP);
+            capture.stack.extend_from_slice(&machine.memory.1[record_of.clone()]);
+            let id = SampleId { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 };
+            complete(&mut copies, id, &mut capture);
+            assert_eq!(*capture.usual_stack(), machine.memory.1[record_of.clone()]);
         }
     }
 
-    const fn needs(bytes: usize, truncated: bool) -> StackUse {
-        StackUse { bytes, truncated, missed: truncated, needs_red_zone: false, unbounded: false }
+    const RECORD_BYTES: usize = 8_192;
+
+    /// A complete walk that read this much besides ranges.
+    fn complete_with(bytes: usize) -> StackUse {
+        StackUse { bytes, besides_ranges: Some(bytes), ..StackUse::default() }
     }
 
+    const INCOMPLETE: StackUse = StackUse {
+        bytes: 0,
+        truncated: true,
+        missed: true,
+        needs_red_zone: false,
+        unbounded: false,
+        besides_ranges: None,
+    };
+
     #[test]
-    fn stacks_have_tails_until_one_is_walked() {
+    fn tails_have_what_walks_need() {
         let mut shallow = ThreadTail::default();
-        shallow.note(8_192, needs(900, false));
-        assert!(!shallow.copies);
+        (0..FIRST_ENOUGH).for_each(|_| shallow.note(RECORD_BYTES, true, complete_with(900)));
+        assert_eq!(shallow.pieces, 0);
         let mut deep = ThreadTail::default();
-        deep.note(8_192, needs(600_000, false));
-        assert!(deep.copies, "there is no list yet");
-        deep.note_list();
-        assert!(!deep.copies);
-        let mut without_list = ThreadTail::default();
-        (0..NEW_WALKS_MAX).for_each(|_| without_list.note(8_192, needs(600_000, true)));
-        assert!(!without_list.copies);
+        for _ in 0..WINDOW_WALKS {
+            assert_eq!(deep.pieces, PIECES_MAX as u32, "there is no list yet");
+            deep.note(RECORD_BYTES, true, complete_with(600_000));
+        }
+        for bytes in [100_000, 2_000_000, 10_000] {
+            (0..WINDOW_WALKS).for_each(|_| deep.note(RECORD_BYTES, true, complete_with(bytes)));
+            let needed = (bytes + bytes / 2).div_ceil(PIECE_BYTES) as u32;
+            assert_eq!(deep.pieces, needed.clamp(PIECES_MIN, PIECES_MAX as u32), "{bytes}");
+        }
+        deep.note(RECORD_BYTES, false, INCOMPLETE);
+        assert_eq!(deep.pieces, PIECES_MIN, "its ring was full");
+        deep.note(RECORD_BYTES, true, INCOMPLETE);
+        assert_eq!(deep.pieces, PIECES_MIN * GROWTH);
+    }
+
+    /// Chains that lead out of any stack.
+    #[test]
+    fn tails_in_vain_end() {
+        let mut thread = ThreadTail::default();
+        let mut tails = 0;
+        for _ in 0..20_000 {
+            let has_tail = thread.pieces > 0;
+            tails += u32::from(has_tail);
+            thread.note(RECORD_BYTES, has_tail, INCOMPLETE);
+        }
+        assert!(tails < 20 * VAIN_MAX, "{tails}");
     }
 
     /// Outer frames that change make prefetched words stale.
     #[test]
     fn stacks_have_tails_where_prefetching_does_not_suffice() {
-        let mut thread = ThreadTail::default();
-        thread.note_list();
-        let (mut truncated, mut copied) = (0, 0);
-        for _ in 0..20_000 {
-            let lacks = !thread.copies;
-            truncated += u32::from(lacks);
-            copied += u32::from(thread.copies);
-            thread.note(8_192, needs(100_000, lacks));
-            thread.note_list();
+        let (mut thread, mut truncated) = (ThreadTail::default(), 0);
+        for walk in 0..20_000 {
+            let has_tail = thread.pieces > 0;
+            truncated += u32::from(!has_tail);
+            // Each fourth has new outer frames.
+            let bytes = if walk % 4 == 0 { 100_000 } else { 900 };
+            let needed = if has_tail || bytes < RECORD_BYTES { complete_with(bytes) } else { INCOMPLETE };
+            thread.note(RECORD_BYTES, has_tail, needed);
         }
-        assert!(truncated <= 12, "{truncated}");
+        assert_eq!(truncated, 0);
         // Deeper stacks for a moment cost no tails for ever.
-        let before = copied;
+        let mut tails = 0;
         for _ in 0..40_000 {
-            copied += u32::from(thread.copies);
-            thread.note(8_192, needs(900, false));
+            tails += u32::from(thread.pieces > 0);
+            thread.note(RECORD_BYTES, true, complete_with(900));
         }
-        assert!(copied - before <= TAILS_MAX, "{copied}");
+        assert!(tails <= FIRST_ENOUGH, "{tails}");
     }
 
     #[test]
@@ -463,7 +605,7 @@ mod tests {
                 return assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
             }
         };
-        let whole = filter_program::program(FilterRule::All, FIRST, &tail.program(RECORD_BYTES));
+        let whole = filter_program::program(FilterRule::All, FIRST, &tail.program());
         bpf_sys::load_program(bpf_sys::ProgramKind::Event, &whole).unwrap();
     }
 }

@@ -20,7 +20,7 @@ use super::prefetch::BpfPrefetch;
 use super::read_ahead::ReadAhead;
 use super::red_zone::{self, RedZone};
 use super::stack_size::EventStackSize;
-use super::stack_tail::{StackTail, TAIL_BYTES};
+use super::stack_tail::StackTail;
 use crate::addr::{Avma, CodeAddress};
 use crate::sources::Capture;
 use crate::sources::pushed::StackUse;
@@ -144,8 +144,8 @@ impl Stacks {
     ) {
         let mut most_bytes = STACK_BYTES_MAX;
         if let Some(tail) = &mut self.copies.tail {
-            tail.complete(id, capture);
-            most_bytes += if capture.tail_bytes > 0 { TAIL_BYTES } else { 0 };
+            let requested = tail.complete(id, capture);
+            most_bytes = if capture.tail_bytes > 0 { requested } else { most_bytes };
         }
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.complete(id, capture);
@@ -217,13 +217,18 @@ impl Stacks {
         if options.prefetch && may_copy && copies.prefetch.is_none() {
             copies.prefetch = BpfPrefetch::new().ok();
             copies.tail = StackTail::new().ok();
+            if copies.tail.is_some() {
+                // Tails show the need of new threads.
+                self.sizes.stack.begin_usual();
+                options.stack_bytes = self.sizes.stack.bytes();
+            }
         }
         // First the one that uses the program's argument; last the slowest, since copies are matched by their
         // times.
         let red_zone: Vec<u64> =
             copies.red_zone.iter().filter(|_| options.red_zone).flat_map(RedZone::program).collect();
         let prefetch: Vec<u64> = copies.prefetch.iter().flat_map(BpfPrefetch::program).collect();
-        let tail: Vec<u64> = copies.tail.iter().flat_map(|tail| tail.program(options.stack_bytes)).collect();
+        let tail: Vec<u64> = copies.tail.iter().flat_map(StackTail::program).collect();
         if load(&[&red_zone[..], &prefetch, &tail].concat()).is_err() {
             // An older kernel may accept the rest.
             copies.tail = None;
@@ -312,20 +317,25 @@ impl Stacks {
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.set(tid, ranges);
         }
-        if let Some(tail) = &mut self.copies.tail {
-            tail.note_list(tid);
-        }
     }
 
-    /// Records a walk of a thread's sample, of which the record held `usual_bytes`.
+    /// Records a walk of a thread's sample, of which the record held `usual_bytes`, and whether it had a tail.
     pub(in crate::sources::linux::perf) fn note_tail(
         &mut self,
         tid: pid_t,
         usual_bytes: usize,
+        has_tail: bool,
         needed: StackUse,
     ) {
         if let Some(tail) = &mut self.copies.tail {
-            tail.note(tid, usual_bytes, needed);
+            tail.note(tid, usual_bytes, has_tail, needed);
+        }
+    }
+
+    /// Takes back the buffers of a capture that are not those of its record.
+    pub(in crate::sources::linux::perf) fn give_back(&mut self, capture: &mut Capture) {
+        if let Some(tail) = &mut self.copies.tail {
+            tail.give_back(capture);
         }
     }
 
