@@ -162,8 +162,12 @@ pub(crate) fn wait_for_ticks(what: impl Display, profiler: u32) {
     // A failed one is a zombie here, and reports why later.
     let ended = || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'));
     let before = sleeps_of_sampler(profiler).unwrap_or(0);
+    // On a busy machine threads sleep before the program is ready to be interrupted, too (proc_pid_status(5)).
+    let caught = || u64::from_str_radix(&proc_status(profiler, "SigCgt")?, 16).ok();
+    let is_ready = || caught().is_some_and(|signals| signals & 1 << (libc::SIGINT - 1) != 0);
     wait_for(format!("{what} to be recorded"), || {
-        ended() || sleeps_of_sampler(profiler).is_some_and(|now| now >= before + SLEEPS_OF_A_RECORDING)
+        let sleeps = sleeps_of_sampler(profiler);
+        ended() || is_ready() && sleeps.is_some_and(|now| now >= before + SLEEPS_OF_A_RECORDING)
     });
 }
 
