@@ -78,6 +78,13 @@ impl Texts {
     /// # Errors
     /// [`Full`] if it is new and does not fit.
     pub fn intern(&mut self, text: &str) -> Result<TextId, Full> {
+        // First: a file can refer to a long text any number of times.
+        if let Some(short) = cut(text) {
+            let known = self.count();
+            let id = self.intern(&short)?;
+            self.cut += self.count() - known;
+            return Ok(id);
+        }
         let hash = self.hasher.hash_one(text);
         if let Some(&id) = self.index.find(hash, |&id| self.get(TextId(id)) == text) {
             return Ok(TextId(id));
@@ -85,12 +92,6 @@ impl Texts {
         // Known texts are already escaped, so only new ones are searched.
         if let Cow::Owned(escaped) = escape_line(text) {
             return self.intern(&escaped);
-        }
-        if let Some(short) = cut(text) {
-            let known = self.count();
-            let id = self.intern(&short)?;
-            self.cut += self.count() - known;
-            return Ok(id);
         }
         if text.len() > TEXT_BYTES_MAX - self.bytes.len() {
             return Err(Full { what: "bytes of names", limit: TEXT_BYTES_MAX });
@@ -132,20 +133,28 @@ impl Texts {
     }
 }
 
-/// A text that is too long, up to a mark with the number of bytes that were cut and a hash of the text: texts that
-/// differ stay different. `None` if it is short enough, as each cut text is.
+/// A text that is too long, escaped, up to a mark with the number of bytes that were cut and a hash of the text: texts of
+/// up to 64 KiB that differ stay different, and longer ones that differ at their end or in many places. `None` if it is short enough, as each cut text is.
 fn cut(text: &str) -> Option<String> {
     /// Longest mark: an ellipsis, 20 digits, 16 digits, and the words between them.
     const MARK_BYTES: usize = 3 + 20 + 16 + "[+ bytes, #]".len();
+    /// Words of the hash, evenly spaced: the time does not grow with the text.
+    const WORDS_MAX: usize = 8192;
     if text.len() <= NAME_BYTES_MAX + MARK_BYTES {
         return None;
     }
-    let kept = (0..=NAME_BYTES_MAX).rev().find_map(|end| text.get(..end)).unwrap_or_default();
-    // FNV-1a: the same in each run.
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    let up_to = |text: &str| (0..=NAME_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let kept = &text[..up_to(text)];
+    let shown = escape_line(kept);
+    let (words, rest) = text.as_bytes().as_chunks::<8>();
+    let (_, end) = text.as_bytes().split_at(text.len() - NAME_BYTES_MAX);
+    let sparse = words.iter().step_by(words.len() / WORDS_MAX + 1).chain(end.as_chunks::<8>().0);
+    let sparse = sparse.map(|word| u64::from_le_bytes(*word)).chain(rest.iter().copied().map(u64::from));
+    // FNV-1a of words: the same in each run.
+    let hash = sparse.fold(0xcbf2_9ce4_8422_2325_u64, |hash, word| {
+        (hash ^ word).rotate_left(23).wrapping_mul(0x0100_0000_01b3)
     });
-    Some(format!("{kept}…[+{} bytes, #{hash:016x}]", text.len() - kept.len()))
+    Some(format!("{}…[+{} bytes, #{hash:016x}]", &shown[..up_to(&shown)], text.len() - kept.len()))
 }
 
 fn at<'a>(bytes: &'a str, ends: &[u32], id: u32) -> &'a str {
@@ -206,6 +215,16 @@ mod tests {
         let id = copy.intern(&one).expect("fits");
         assert_eq!((copy.get(id), copy.cut_count()), (&*one, 0));
         assert_eq!(cut(&"a".repeat(NAME_BYTES_MAX)), None);
+        // Of very long ones some words are compared: time does not grow with the length.
+        let other_at = |place: usize| {
+            let mut text = "a".repeat(1 << 20);
+            text.replace_range(place..=place, "b");
+            texts.intern(&text).expect("fits")
+        };
+        let [first, skipped, sampled, last] = [9000, 9001, 17 * 8 * 1000, (1 << 20) - 1].map(other_at);
+        assert!(first == skipped && first != sampled && first != last && sampled != last);
+        let hidden = copy.intern(&"\u{202e}".repeat(1 << 20)).expect("fits");
+        assert!(copy.get(hidden).starts_with("\\u{202e}") && copy.get(hidden).len() < NAME_BYTES_MAX + 60);
     }
 
     #[test]

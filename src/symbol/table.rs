@@ -28,8 +28,13 @@ pub const NESTING_MAX: usize = 1024;
 /// programs are some ten thousand bytes.
 pub const NAME_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes compared of two names for the same address.
-const COMPARED_BYTES_MAX: usize = 1024;
+/// Bytes compared of each of several names for the same address: fewer if there are thousands, which takes a hostile file.
+fn compared_bytes(aliases: usize) -> usize {
+    const EACH_MAX: usize = 1024;
+    const EACH_MIN: usize = 16;
+    const TOGETHER_MAX: usize = 4 << 20;
+    (TOGETHER_MAX / aliases.max(1)).clamp(EACH_MIN, EACH_MAX)
+}
 
 /// Maximum memory of a table of an ELF file, per byte of the file: 24 bytes for a symbol of at least 16, like in
 /// the symbol table of a Mach-O file. Its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].

@@ -521,9 +521,22 @@ fn a_table_with_more_symbols_than_real_ones_is_not_read() {
         ImageBytes::new(bytes)
     };
     assert!(SymbolTable::parse(&with_symbols(2)).is_ok());
-    let most = crate::binary::elf::SYMBOLS_MAX;
-    let why = SymbolTable::parse(&with_symbols(most + 1)).unwrap_err();
-    assert_eq!(why, Why::BadFile("more symbols than are read".to_owned()));
+    let count = crate::binary::elf::SYMBOLS_MAX + 1;
+    // Of the others the numbers are changed; the symbols are behind the file.
+    let grown = |small: &[u8], count_at: usize, bytes_each: usize| {
+        let mut bytes = vec![0; small.len() + count * bytes_each];
+        bytes[..small.len()].copy_from_slice(small);
+        bytes[count_at..][..4].copy_from_slice(&(count as u32).to_le_bytes());
+        ImageBytes::new(bytes)
+    };
+    let macho = crate::binary::macho::build::File { nlists: vec![], ..Default::default() }.build();
+    let command = macho.windows(8).position(|bytes| bytes == [2, 0, 0, 0, 24, 0, 0, 0]).unwrap();
+    let pe = crate::binary::pe::build::File { code: vec![0x90; 16], ..Default::default() }.build();
+    let header = 4 + u32::from_le_bytes(pe[0x3c..0x40].try_into().unwrap()) as usize;
+    for bytes in [with_symbols(count), grown(&macho, command + 12, 16), grown(&pe, header + 12, 18)] {
+        let why = SymbolTable::parse(&bytes).unwrap_err();
+        assert_eq!(why, Why::BadFile("more symbols than are read".to_owned()));
+    }
 }
 
 #[test]

@@ -20,6 +20,9 @@ use crate::binary::gopclntab::GoFunctions;
 const WHOLE: [&[u8]; 2] = [b".init", b".fini"];
 /// Limit on bytes read of a symbol's name.
 const NAME_BYTES_MAX: usize = 1024;
+/// Limit on symbols of one address whose names are read, at each look-up. Identical functions that a linker merged have
+/// more names, but none of a part.
+const ALIASES_MAX: usize = 64;
 
 /// The ranges of an ELF file's functions, sorted by start, then by descending end.
 #[derive(Clone, Debug, Default)]
@@ -102,7 +105,8 @@ impl Functions {
     pub fn at(&self, svma: Svma, file: &[u8]) -> Option<Range<Svma>> {
         let found = self.last(svma);
         // Of several symbols at one address, the longest; a part is never an entry.
-        let first = found.first().filter(|_| found.iter().all(|symbol| symbol.name.is_of_entry(file)))?;
+        let mut read = found.iter().take(ALIASES_MAX);
+        let first = found.first().filter(|_| read.all(|symbol| symbol.name.is_of_entry(file)))?;
         Some(Svma(first.start)..Svma(first.end))
     }
 
@@ -210,6 +214,14 @@ mod tests {
         let at = |address| functions.at(Svma(address), NAMES);
         assert_eq!(at(0x1c), Some(Svma(0x10)..Svma(0x20)), "the one that reaches furthest");
         assert_eq!((at(0x25), at(0x38)), (None, None));
+    }
+
+    #[test]
+    fn of_very_many_symbols_at_one_address_only_some_names_are_read() {
+        let functions =
+            |entries| functions(&[vec![(0x10, 0x20, true); entries], vec![(0x10, 0x18, false)]].concat());
+        assert_eq!(functions(ALIASES_MAX - 1).at(Svma(0x10), NAMES), None);
+        assert_eq!(functions(ALIASES_MAX).at(Svma(0x10), NAMES), Some(Svma(0x10)..Svma(0x20)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
-use super::{COMPARED_BYTES_MAX, Entry, NONE, OPEN_ENDED, function_end, name_at};
+use super::{Entry, NONE, OPEN_ENDED, compared_bytes, function_end, name_at};
 use crate::binary::FormatError;
 use crate::binary::elf::{Class, CodeSections, class, symbols};
 use crate::binary::gopclntab::GoFunctions;
@@ -128,7 +128,7 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
         let Some(section) = code.of_symbol(section.0, start, is_function).filter(|_| name != 0) else {
             continue;
         };
-        if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, COMPARED_BYTES_MAX)) {
+        if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, MARK_BYTES_MAX)) {
             continue;
         }
         let end = if size == 0 { section.end } else { start.saturating_add(size) };
@@ -168,6 +168,8 @@ fn end_at_returns(entries: &mut [Entry], code: &[(u64, &[u8])], machine: u16) {
 }
 
 const UNSIZED: u32 = 1;
+/// Bytes read of the name of a symbol that may be a mark; none is longer.
+const MARK_BYTES_MAX: usize = 16;
 
 /// The rank of a symbol's name for its address, lower is better: functions before labels, global before weak
 /// before local, with size before without.
@@ -227,8 +229,9 @@ pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
 /// number. More than one is kept only if the better one is shorter.
 fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize {
     if aliases.len() > 1 {
+        let bytes_max = compared_bytes(aliases.len());
         let key = |entry: &Entry| {
-            let name = name_at(names, entry.name, COMPARED_BYTES_MAX);
+            let name = name_at(names, entry.name, bytes_max);
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (name.is_empty(), entry.link, underscores, name.len(), name, Reverse(entry.end))
         };

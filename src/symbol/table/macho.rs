@@ -14,11 +14,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::exports::Exports;
-use super::{COMPARED_BYTES_MAX, Entry, NONE, Pool, Strings, SymbolTable};
+use super::{Entry, NONE, Pool, Strings, SymbolTable, compared_bytes};
 use crate::addr::Svma;
-use crate::binary::ImageBytes;
+use crate::binary::elf::SYMBOLS_MAX;
 use crate::binary::macho::{MachO, NLIST_32_BYTES, function_starts};
 use crate::binary::object::part;
+use crate::binary::{FormatError, ImageBytes};
 use crate::symbol::Why;
 
 /// Maximum memory of a table for the exports trie, per byte of it: 12 bytes for an edge of at least 2, and 24 for
@@ -103,7 +104,8 @@ pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
 /// Converts `nlist` entries of 32 bits to `nlist_64`, which differ in the size of the address, their last field.
 fn widened(nlists: &[u8]) -> Vec<u8> {
     let (entries, _) = nlists.as_chunks::<{ NLIST_32_BYTES as usize }>();
-    entries.iter().flat_map(|entry| entry.iter().copied().chain([0; 4])).collect()
+    let entries = entries.iter().take(SYMBOLS_MAX + 1);
+    entries.flat_map(|entry| entry.iter().copied().chain([0; 4])).collect()
 }
 
 impl SymbolTable {
@@ -115,8 +117,11 @@ impl SymbolTable {
     /// part of the preceding one.
     ///
     /// # Errors
-    /// [`Why::NoSymbols`] if there are none.
+    /// [`Why::NoSymbols`] if there are none, [`Why::BadFile`] beyond [`SYMBOLS_MAX`].
     pub fn from_macho(parts: Parts<'_>) -> Result<SymbolTable, Why> {
+        if parts.nlists.len() / 16 > SYMBOLS_MAX {
+            return Err(FormatError::TooManySymbols.into());
+        }
         let mut entries = collect(&parts);
         let order = |entry: &Entry| (entry.start, entry.link, entry.name);
         entries.sort_unstable_by_key(order);
@@ -196,9 +201,10 @@ fn best(aliases: &[Entry], names: &SourceNames) -> Entry {
     if let [only] = aliases {
         return *only;
     }
+    let bytes_max = compared_bytes(aliases.len());
     let of_rank = aliases.chunk_by(|a, b| a.link == b.link).find_map(|same_rank| {
         let named = same_rank.iter().filter_map(|entry| {
-            let name = names.name(entry.name, COMPARED_BYTES_MAX);
+            let name = names.name(entry.name, bytes_max);
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (!name.is_empty()).then_some(((underscores, name.len(), name), entry))
         });

@@ -20,11 +20,12 @@ use object::pe::{
 use object::read::coff::Symbol as _;
 use object::read::pe::ImageNtHeaders;
 
-use super::{COMPARED_BYTES_MAX, Entry, NONE, OPEN_ENDED, Strings, SymbolTable, function_end, name_at};
+use super::{Entry, NONE, OPEN_ENDED, Strings, SymbolTable, compared_bytes, function_end, name_at};
 use crate::addr::Svma;
-use crate::binary::ImageBytes;
+use crate::binary::elf::SYMBOLS_MAX;
 use crate::binary::pe::unwind::Functions;
 use crate::binary::pe::{self, Pe};
+use crate::binary::{FormatError, ImageBytes};
 use crate::symbol::Why;
 
 /// Limit on symbols of exports.
@@ -43,14 +44,14 @@ const RANK_LABEL: u32 = 3;
 
 /// Whether a file has symbols besides its exports.
 pub(in crate::symbol) fn has_symbols(bytes: &[u8]) -> bool {
-    Pe::parse(bytes).is_ok_and(|pe| !symbols(bytes, &pe).is_empty())
+    Pe::parse(bytes).and_then(|pe| symbols(bytes, &pe)).is_ok_and(|symbols| !symbols.is_empty())
 }
 
 pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
     let data = bytes.bytes();
     let pe = Pe::parse(data)?;
     let names = Names(bytes.clone());
-    let mut entries = symbols(data, &pe);
+    let mut entries = symbols(data, &pe)?;
     let has_symbols = !entries.is_empty();
     entries.extend(exports(data, &pe));
     if entries.is_empty() {
@@ -70,18 +71,24 @@ pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
 }
 
 /// The symbols that name code.
-fn symbols(data: &[u8], pe: &Pe) -> Vec<Entry> {
-    match pe.is_64 {
+///
+/// # Errors
+/// There are more than [`SYMBOLS_MAX`].
+fn symbols(data: &[u8], pe: &Pe) -> Result<Vec<Entry>, FormatError> {
+    let found = match pe.is_64 {
         true => symbols_of::<ImageNtHeaders64>(data, pe),
         false => symbols_of::<ImageNtHeaders32>(data, pe),
-    }
-    .unwrap_or_default()
+    };
+    found.unwrap_or_else(|| Ok(Vec::new()))
 }
 
-fn symbols_of<H: ImageNtHeaders>(data: &[u8], pe: &Pe) -> Option<Vec<Entry>> {
+fn symbols_of<H: ImageNtHeaders>(data: &[u8], pe: &Pe) -> Option<Result<Vec<Entry>, FormatError>> {
     let (headers, _, offset) = pe::headers::<H>(data).ok()?;
     let sections = headers.sections(data, offset).ok()?;
     let table = headers.symbols(data).ok()?;
+    if table.len() > SYMBOLS_MAX {
+        return Some(Err(FormatError::TooManySymbols));
+    }
     let first = headers.file_header().pointer_to_symbol_table.get(LittleEndian);
     let strings = u64::from(first).checked_add((table.len() as u64).checked_mul(SYMBOL_BYTES as u64)?)?;
     let entry = |(index, symbol): (object::SymbolIndex, &ImageSymbol)| {
@@ -101,7 +108,7 @@ fn symbols_of<H: ImageNtHeaders>(data: &[u8], pe: &Pe) -> Option<Vec<Entry>> {
         let rva = section.virtual_address.get(LittleEndian).checked_add(symbol.value())?;
         place(pe, rva, u32::try_from(name_at).ok()?, link)
     };
-    Some(table.iter().filter_map(entry).collect())
+    Some(Ok(table.iter().filter_map(entry).collect()))
 }
 
 /// The file's exports.
@@ -129,8 +136,9 @@ fn choose(entries: &mut Vec<Entry>, names: &Names) {
         if let [only] = aliases {
             return Some(*only);
         }
+        let bytes_max = compared_bytes(aliases.len());
         let key = |entry: &&Entry| {
-            let name = names.name(entry.name, COMPARED_BYTES_MAX);
+            let name = names.name(entry.name, bytes_max);
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (name.is_empty(), entry.link, underscores, name.len(), name)
         };
