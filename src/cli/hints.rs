@@ -148,7 +148,7 @@ pub(super) fn problem(recording: &Recording, names: &Names) -> Option<String> {
 /// later has no name for any user.
 fn hidden_names(seen: &StackCounts, samples: u64) -> Option<String> {
     (!seen.kernel_named && is_worth(seen.kernel_unnamed, samples)).then(|| {
-        "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
+        "functions of the kernel have no names: the kernel shows their addresses with CAP_SYSLOG; sudo, or in a container --cap-add SYSLOG"
             .to_owned()
     })
 }
@@ -502,7 +502,7 @@ mod tests {
             kernel_named,
             ..StackCounts::default()
         };
-        assert!(hidden_names(&seen(60, false), 100).is_some_and(|hint| hint.contains("kptr_restrict")));
+        assert!(hidden_names(&seen(60, false), 100).is_some_and(|hint| hint.contains("--cap-add SYSLOG")));
         assert_eq!(hidden_names(&seen(60, true), 100), None, "one function without a name");
         assert_eq!(hidden_names(&seen(10, false), 100), None, "too few to matter");
     }

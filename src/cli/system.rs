@@ -90,6 +90,20 @@ fn linux_source(process: &Process) -> Result<crate::sources::linux::Source> {
     })
 }
 
+/// Checks, once they are attached to, that processes are those that were looked up.
+///
+/// # Errors
+/// One line: which one is not.
+#[cfg(target_os = "linux")]
+fn check_processes(process: &Process) -> Result<()> {
+    let pids = match process {
+        Process::Running(pid) => std::slice::from_ref(pid),
+        Process::New { .. } => &[],
+        Process::Several(several) => &several.pids[..],
+    };
+    pids.iter().try_for_each(|pid| crate::sources::linux::check_process(*pid))
+}
+
 /// Resolves the selection to the system's ids.
 ///
 /// # Errors
@@ -121,7 +135,10 @@ pub(super) fn with_source<R: Send>(
 ) -> Result<R> {
     use crate::sources::linux;
     let clock = crate::clock::RealClock::new();
-    linux::with_source(&linux_source(process)?, sampling, clock.clone(), |source| body(source, &clock))
+    linux::with_source(&linux_source(process)?, sampling, clock.clone(), |source| {
+        check_processes(process)?;
+        Ok(body(source, &clock))
+    })?
 }
 
 /// Attaches or launches, and runs `body` with the sample source and its clock. This system has one
@@ -220,7 +237,10 @@ pub(super) fn with_probed_heap<R: Send>(
         use crate::sources::linux;
         let clock = crate::clock::RealClock::new();
         let options = linux::ProbeOptions { every_bytes, max_slowdown_percent };
-        linux::with_probed_heap(pid, options, clock.clone(), |source| body(source, &clock))
+        linux::with_probed_heap(pid, options, clock.clone(), |source| {
+            linux::check_process(pid)?;
+            Ok(body(source, &clock))
+        })?
     }
     #[cfg(not(target_os = "linux"))]
     {
@@ -260,7 +280,10 @@ pub(super) fn with_target<R: Send>(
     use crate::sources::linux;
     let source = linux_source(process)?;
     let clock = crate::clock::RealClock::new();
-    linux::with_target(&source, clock.clone(), |target| body(target, &clock))
+    linux::with_target(&source, clock.clone(), |target| {
+        check_processes(process)?;
+        Ok(body(target, &clock))
+    })?
 }
 
 /// Attaches or launches and runs `body` with the target and the clock that it waits by.
@@ -315,7 +338,14 @@ fn attach_and_run<R: Send>(
 /// # Errors
 /// One line: there is none, or there are several, which are listed.
 pub(super) fn process_by_name(name: &str) -> Result<u32> {
-    process_name::pid_of(name, processes())
+    let pid = process_name::pid_of(name, processes())?;
+    #[cfg(target_os = "linux")]
+    let pid = {
+        crate::sources::linux::remember_process(pid);
+        // The id may have changed hands before it was remembered.
+        process_name::pid_of(name, processes())?
+    };
+    Ok(pid)
 }
 
 /// Running processes, without this one.

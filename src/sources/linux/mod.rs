@@ -11,6 +11,7 @@ mod files;
 pub(in crate::sources) mod heap;
 mod images;
 mod launch;
+mod looked_up;
 mod mapping_origin;
 mod moved_text;
 mod not_running;
@@ -44,6 +45,7 @@ use ptrace::Tracer;
 pub use account::{Account, account, is_root};
 pub use heap::{ProbeOptions, why_no_allocations};
 pub use launch::Launch;
+pub use looked_up::{check_process, remember_process};
 pub use not_running::{why_it_is_frozen, why_not_running, why_still_not_running};
 #[cfg(test)]
 pub(crate) use perf::SimKernel;

@@ -4,6 +4,7 @@
 
 use std::ffi::{CString, OsStr};
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -41,6 +42,25 @@ impl WaitStatus {
             WaitStatus::Stopped { .. } => None,
         }
     }
+}
+
+/// A descriptor of a process (pidfd_open(2), Linux 5.3).
+pub(super) fn open_process(pid: pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open(2) takes only two numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    match c_int::try_from(fd) {
+        // SAFETY: the call above returned this new descriptor; no other value owns it.
+        Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether a process has ended and its parent knows: its id may be given to another one.
+pub(super) fn is_reaped(process: &OwnedFd) -> bool {
+    let no_info = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: pidfd_send_signal(2) reads nothing through a null pointer; signal 0 only checks.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), 0, no_info, 0) };
+    sent != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
 /// process_vm_readv of one range into the spare capacity of `into`, which then has the bytes read, possibly
