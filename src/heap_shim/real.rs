@@ -62,7 +62,7 @@ fn look_up() -> bool {
         (c"malloc", weak_symbol!("__libc_malloc"), none),
         (c"calloc", weak_symbol!("__libc_calloc"), none),
         (c"realloc", weak_symbol!("__libc_realloc"), none),
-        (c"reallocarray", weak_symbol!("__libc_reallocarray"), missing::<4> as *const ()),
+        (c"reallocarray", none, missing::<4> as *const ()),
         (c"posix_memalign", none, missing::<5> as *const ()),
         (c"aligned_alloc", weak_symbol!("__libc_memalign"), missing::<6> as *const ()),
         (c"memalign", weak_symbol!("__libc_memalign"), none),
@@ -74,7 +74,8 @@ fn look_up() -> bool {
     let numbers = (FREE..=Function::Pvalloc as usize).chain([Function::Mallocx as usize, Function::Rallocx as usize]);
     for (number, (name, of_glibc, replacement)) in numbers.zip(names) {
         let mut found = find(name, of_glibc);
-        if found.is_null() {
+        // That of glibc calls realloc by its name, which would count twice.
+        if found.is_null() || number == Function::Reallocarray as usize {
             found = replacement.cast_mut();
         }
         set(number, found);
@@ -139,9 +140,14 @@ extern "C" fn missing<const NUMBER: u32>(a: usize, b: usize, c: usize) -> usize 
     replace(super::request::function(NUMBER), a, b, c)
 }
 
-/// Looks up the functions: when the shim is loaded, or for an earlier constructor that calls one of `LIBC_FUNCTIONS`.
+/// Looks up the functions: when the shim is loaded.
 pub extern "C" fn load() {
     look_up();
+}
+
+/// Looks up one of `LIBC_FUNCTIONS` for a caller that the shim is not loaded for yet.
+pub extern "C" fn look_up_libc_function<const INDEX: usize>() {
+    libc_function_at(INDEX);
 }
 
 /// Other functions of libc, which the shim observes; null until they are looked up, and where libc has none.
@@ -308,7 +314,8 @@ fn get(index: usize) -> Option<Allocate> {
 fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
     const PAGE: usize = 4096;
     match function {
-        Function::Reallocarray => b.checked_mul(c).map_or(0, |size| allocate(Function::Realloc, a, size, 0)),
+        // The largest size is refused.
+        Function::Reallocarray => allocate(Function::Realloc, a, b.saturating_mul(c), 0),
         Function::AlignedAlloc => allocate(Function::Memalign, a, b, 0),
         Function::Valloc => allocate(Function::Memalign, PAGE, a, 0),
         Function::Pvalloc => allocate(Function::Memalign, PAGE, a.next_multiple_of(PAGE), 0),
@@ -468,10 +475,12 @@ fn look_up_loaded_operators() {
         at.store(find(name), Ordering::Release);
     }
     let found = NEW_NAMES.map(find);
-    let is_own = |new: &*mut ()| is_in_allocator(*new as usize);
+    // jemalloc's operators for alignments call its aligned_alloc by its name.
+    let is_jemalloc = REAL.get(Function::Mallocx as usize).is_some_and(|at| is_in_allocator(at.load(Ordering::Relaxed) as usize));
+    let is_own = |index: usize, new: &*mut ()| is_in_allocator(*new as usize) && !(is_jemalloc && index % 4 >= 2);
     for (index, ((at, new), counted)) in NEW.iter().zip(found).zip(entry::COUNTED_NEW).enumerate() {
         set(Function::New as usize + index, new);
-        at.store(if is_own(&new) { counted as *mut () } else { new }, Ordering::Release);
+        at.store(if is_own(index, &new) { counted as *mut () } else { new }, Ordering::Release);
     }
 }
 

@@ -37,6 +37,17 @@ mod tests {
         assert!(library.starts_with(magic));
     }
 
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_library_calls_no_function_of_c_that_a_sanitizer_replaces() {
+        let library = super::library().expect("built where tests run");
+        assert!(crate::binary::elf::entries::imports(library, &["dlsym"]));
+        assert!(!crate::binary::elf::entries::imports(
+            library,
+            &["memcpy", "memset", "memmove", "memcmp", "bcmp"]
+        ));
+    }
+
     /// If those of C were interposed alone, libmalloc would call them from the typed ones.
     #[test]
     fn the_table_for_dyld_has_each_typed_function_and_its_counterpart() {

@@ -183,6 +183,18 @@ fn estimates_are_near_the_truth_and_show_their_error() {
 }
 
 #[test]
+fn a_call_that_libc_hands_on_counts_once() {
+    let place = Place::new();
+    let calls = fixture("heap_calls");
+    let words = [calls.to_str().unwrap(), "arrays"];
+    let output = place.run(&["--every", "64K", "--type", "alloc_space", "-o", "a.pb.gz"], &words);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // The standard error of 125 MiB is 2 MiB; counted twice, it was 170 MiB.
+    let bytes = below(&place.saved("a.pb.gz", Some("alloc_space")), "main");
+    assert!(bytes.abs_diff(125 << 20) < 20 << 20, "{bytes}");
+}
+
+#[test]
 fn unrecordable_commands_are_reported_with_the_reason() {
     let place = Place::new();
     let refused = |words: &[&str], expected: &str| {

@@ -42,6 +42,30 @@ pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Entry>> {
     entries
 }
 
+/// Whether the file calls one of these functions of another file.
+#[must_use]
+pub fn imports(bytes: &[u8], names: &[&str]) -> bool {
+    let found = match class(bytes) {
+        Ok(Class::Elf32) => imports_in::<FileHeader32<LittleEndian>>(bytes, names),
+        Ok(Class::Elf64) => imports_in::<FileHeader64<LittleEndian>>(bytes, names),
+        Err(why) => Err(why),
+    };
+    found.unwrap_or(false)
+}
+
+fn imports_in<H: FileHeader<Endian = LittleEndian>>(
+    data: &[u8],
+    names: &[&str],
+) -> Result<bool, FormatError> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let table = symbols(&header.sections(endian, data)?, data, elf::SHT_DYNSYM)?;
+    Ok(table.iter().any(|symbol| {
+        let name = table.symbol_name(endian, symbol).unwrap_or_default();
+        symbol.is_undefined(endian) && names.iter().any(|wanted| wanted.as_bytes() == name)
+    }))
+}
+
 fn collect<H: FileHeader<Endian = LittleEndian>>(
     data: &[u8],
     kind: elf::SectionType,

@@ -37,6 +37,33 @@ global_asm!(
     ".popsection",
 );
 
+// An address sanitizer in the program would check what the library's own copies read of a stack.
+global_asm!(
+    ".globl memcpy, memset",
+    ".hidden memcpy, memset",
+    ".type memcpy, @function",
+    ".type memset, @function",
+    "memcpy: mov x3, x0",
+    "1: cmp x2, #16",
+    "b.lo 2f",
+    "ldp x4, x5, [x1], #16",
+    "stp x4, x5, [x3], #16",
+    "sub x2, x2, #16",
+    "b 1b",
+    "2: cbz x2, 3f",
+    "ldrb w4, [x1], #1",
+    "strb w4, [x3], #1",
+    "sub x2, x2, #1",
+    "b 2b",
+    "3: ret",
+    "memset: mov x3, x0",
+    "1: cbz x2, 2f",
+    "strb w1, [x3], #1",
+    "sub x2, x2, #1",
+    "b 1b",
+    "2: ret",
+);
+
 /// Stores the caller's registers and calls `sample::allocate` with three arguments, the registers and the number
 /// in w16.
 ///
@@ -292,7 +319,6 @@ macro_rules! keeping_arguments {
 }
 
 keeping_arguments!(enter_seccomp, process::enter_seccomp);
-keeping_arguments!(look_up, real::load);
 keeping_arguments!(set_action, system::set_action);
 keeping_arguments!(set_handler, system::set_handler);
 keeping_arguments!(observe_syscall, system::observe_syscall);
@@ -300,6 +326,9 @@ keeping_arguments!(observe_syscall, system::observe_syscall);
 /// Defines a function that calls another one, 1, if its arguments are of interest, and continues in that of libc.
 macro_rules! observed {
     ($name:ident, $index:expr, $observer:path, $($code:literal),*) => {
+        const _: () = {
+        keeping_arguments!(look_up, real::look_up_libc_function::<{ $index }>);
+
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
         // constructor of another library may call it before the shim is loaded.
         #[unsafe(naked)]
@@ -329,6 +358,7 @@ macro_rules! observed {
                 index = const $index,
             )
         }
+        };
     };
 }
 

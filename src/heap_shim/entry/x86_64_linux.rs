@@ -37,6 +37,24 @@ global_asm!(
     ".popsection",
 );
 
+// An address sanitizer in the program would check what the library's own copies read of a stack.
+global_asm!(
+    ".globl memcpy, memset",
+    ".hidden memcpy, memset",
+    ".type memcpy, @function",
+    ".type memset, @function",
+    "memcpy: mov rax, rdi",
+    "mov rcx, rdx",
+    "rep movsb",
+    "ret",
+    "memset: mov r8, rdi",
+    "mov eax, esi",
+    "mov rcx, rdx",
+    "rep stosb",
+    "mov rax, r8",
+    "ret",
+);
+
 /// Stores the caller's registers and calls `sample::allocate` with three arguments, the registers and the number
 /// in eax.
 ///
@@ -263,7 +281,6 @@ macro_rules! keeping_arguments {
 }
 
 keeping_arguments!(enter_seccomp, process::enter_seccomp);
-keeping_arguments!(look_up, real::load);
 keeping_arguments!(set_action, system::set_action);
 keeping_arguments!(set_handler, system::set_handler);
 keeping_arguments!(observe_syscall, system::observe_syscall);
@@ -271,6 +288,9 @@ keeping_arguments!(observe_syscall, system::observe_syscall);
 /// Defines a function that calls another one, 1, if its arguments are of interest, and continues in that of libc.
 macro_rules! observed {
     ($name:ident, $index:expr, $observer:path, $($code:literal),*) => {
+        const _: () = {
+        keeping_arguments!(look_up, real::look_up_libc_function::<{ $index }>);
+
         // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
         // constructor of another library may call it before the shim is loaded.
         #[unsafe(naked)]
@@ -298,6 +318,7 @@ macro_rules! observed {
                 index = const $index,
             )
         }
+        };
     };
 }
 
