@@ -4,21 +4,22 @@
 use super::process::{self, Status};
 use super::real::{self, libc_function};
 use super::system::{BlockedSignals, Thread};
-use super::unloads;
 
 /// `dlclose`: lists the images before any can be unloaded.
 // SAFETY: replaces the function of this name, and calls it with the program's argument.
 #[unsafe(no_mangle)]
 pub extern "C" fn dlclose(library: usize) -> i32 {
+    let thread = Thread::current();
+    // A destructor may unload, too.
+    let outer = thread.unload();
     let is_recorded = matches!(process::status(), Status::Recording(_));
     if is_recorded {
-        let thread = Thread::current();
         let _blocked = BlockedSignals::new();
-        process::list_images_before_unload(thread);
+        process::begin_unload(thread);
     }
     let result = real::call(libc_function::DLCLOSE, [library, 0, 0, 0, 0, 0]);
     if is_recorded {
-        unloads::end();
+        thread.set_unload(outer);
     }
     result as i32
 }

@@ -17,7 +17,7 @@ use super::ring_state::RingState;
 #[cfg(target_vendor = "apple")]
 use super::images::begun;
 #[cfg(not(target_vendor = "apple"))]
-use super::unloads::begun;
+use super::unloads::{self, Unload, begun};
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
@@ -236,6 +236,9 @@ pub extern "C" fn begin_child() {
     }
     RANDOM.reseed(seed_from_clock() ^ settings().control.seed);
     let thread = system::Thread::current();
+    // An unload by a destructor that forks goes on without its list.
+    #[cfg(not(target_vendor = "apple"))]
+    thread.set_unload(0);
     if thread.generation() != 0 {
         thread.set_bytes_to_sample(draw(&RANDOM, MEAN_BYTES.load(Ordering::Relaxed)));
     }
@@ -388,8 +391,6 @@ impl Settings {
             // In a child of fork, which has no other thread: locks of the parent's threads are
             // free.
             files::begin_child();
-            #[cfg(not(target_vendor = "apple"))]
-            super::unloads::begin_child();
             // A saturated counter also marks blocks allocated before the allocator was looked up.
             for count in FILTER.iter().filter(|count| count.load(Ordering::Relaxed) != u8::MAX) {
                 count.store(0, Ordering::Relaxed);
@@ -439,8 +440,6 @@ impl Settings {
             own.move_lost(&*header);
             (*header).magic.store(MAGIC, Ordering::Release);
         }
-        #[cfg(not(target_vendor = "apple"))]
-        LISTED_AT.store(u64::MAX, Ordering::Relaxed);
         PID.store(pid, Ordering::Relaxed);
         SEQUENCE.store(sequence, Ordering::Relaxed);
         RING.store(base, Ordering::Relaxed);
@@ -503,17 +502,40 @@ pub extern "C" fn count_unseen_library() {
     }
 }
 
-/// Written bytes of the ring at the last list of images.
+/// Copies the mappings to the list of images with this number.
 #[cfg(not(target_vendor = "apple"))]
-static LISTED_AT: AtomicU64 = AtomicU64::new(0);
+fn list_images(number: u32, buffer: *mut u8) {
+    if let Some(directory) = open_directory() {
+        let [prefix, pid, dot, sequence] = ring_name(MAPS_PREFIX);
+        let name = file_name(&[prefix, pid, dot, sequence, Part::Text("."), Part::Number(number)]);
+        directory.copy_maps(&name, buffer, BUFFER_SIZE, maps_limit());
+    }
+}
 
-/// The thread is about to unload images: lists them, if there are samples that need the list, and counts the unload.
+/// `Allocation::images` of an allocation by this thread now; it has a ring.
 #[cfg(not(target_vendor = "apple"))]
-pub fn list_images_before_unload(thread: system::Thread) {
+pub fn images(thread: system::Thread) -> u32 {
+    let Some(unload) = Unload::decode(thread.unload()) else { return unloads::name_list() };
+    // By a destructor, whose code is mapped until the unload goes on.
+    if !unload.is_listed
+        && !is_filtered()
+        && let Some(buffer) = take_buffer()
+    {
+        list_images(unload.number, buffer);
+        release_buffer();
+        thread.set_unload(Unload { is_listed: true, ..unload }.encode());
+    }
+    unload.number
+}
+
+/// The thread is about to unload images: counts that, and lists them if there are samples that need the list.
+#[cfg(not(target_vendor = "apple"))]
+pub fn begin_unload(thread: system::Thread) {
     // One list at a time, so that no unload follows before its list is made. Lists take a tenth of a millisecond.
     const WAIT_MAX_NS: u64 = 50_000_000;
+    let ring = ring();
     let mut buffer = None;
-    if !is_filtered() {
+    if ring.is_some() && !is_filtered() {
         let until_ns = system::now_ns() + WAIT_MAX_NS;
         buffer = take_buffer();
         while buffer.is_none() && system::now_ns() < until_ns {
@@ -521,21 +543,15 @@ pub fn list_images_before_unload(thread: system::Thread) {
             buffer = take_buffer();
         }
     }
-    // Of a thread that has allocated.
-    let tid = if thread.generation() == generation() { thread.tid() } else { 0 };
-    let number = super::unloads::begin(tid);
-    if let Some(ring) = ring() {
-        let header = ring.header();
-        let written = header.write.load(Ordering::Relaxed);
-        if let Some(buffer) = buffer.filter(|_| LISTED_AT.swap(written, Ordering::Relaxed) != written)
-            && let Some(directory) = open_directory()
-        {
-            let [prefix, pid, dot, sequence] = ring_name(MAPS_PREFIX);
-            let name = file_name(&[prefix, pid, dot, sequence, Part::Text("."), Part::Number(number)]);
-            directory.copy_maps(&name, buffer, BUFFER_SIZE, maps_limit());
-        }
-        header.unloads.fetch_max(u64::from(number) + 1, Ordering::SeqCst);
+    let (number, is_named) = unloads::begin();
+    if let (Some(buffer), true) = (buffer, is_named) {
+        list_images(number, buffer);
     }
+    if let Some(ring) = ring {
+        ring.header().unloads.fetch_max(u64::from(number) + 1, Ordering::SeqCst);
+    }
+    let is_listed = is_named && buffer.is_some();
+    thread.set_unload(Unload { number, is_listed }.encode());
     if buffer.is_some() {
         release_buffer();
     }

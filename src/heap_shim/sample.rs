@@ -5,6 +5,8 @@
 #[cfg(target_vendor = "apple")]
 use super::images::images;
 use super::interval::draw;
+#[cfg(not(target_vendor = "apple"))]
+use super::process::images;
 use super::process::{self, RANDOM, Settings, Status};
 use super::real;
 use super::request::{self, Request};
@@ -13,8 +15,6 @@ use super::shared_memory::{
     Allocation, Free, Function, Kind, OTHER_STACK_SIZE, REGISTERS, allocation_length, flag,
 };
 use super::system::{self, BlockedSignals, Thread};
-#[cfg(not(target_vendor = "apple"))]
-use super::unloads::images;
 
 /// The caller's registers, as stored by an entry point.
 pub type CallerRegisters = [u64; super::entry::REGISTER_COUNT];
@@ -218,6 +218,8 @@ pub fn record(
         Ok(room) => room,
         Err(why) => return ring.lose_allocation(size, why),
     };
+    // At once, so that numbers follow the order of records, but for a few.
+    let images = images(thread);
     let (to, _) = room.stack();
     let (copied, is_refused) = if is_mapped {
         // SAFETY: the thread's own stack, above its stack pointer; the buffer has that many bytes.
@@ -252,7 +254,7 @@ pub fn record(
         tid: thread.tid(),
         function: function as u32,
         stack_size: copied as u32,
-        images: images(thread.tid()),
+        images,
         registers: all,
     };
     room.commit_allocation(record, flags);

@@ -9,7 +9,7 @@
 //! | `ring.PID.N` | the shim, at a process's first sample | [`RingHeader`], at [`DATA_OFFSET`] the records |
 //! | `maps.PID.N` | the shim, before that ring's magic number | Linux: /proc/self/maps at that time; macOS: [`image_line`]s, and those of images that are loaded later |
 //! | `maps.PID.N.end` | the shim, when the process exits | /proc/self/maps at the exit, if the process reached it |
-//! | `maps.PID.N.K` | the shim, before the unload number K, if there are samples since the previous one | Linux: /proc/self/maps at that time |
+//! | `maps.PID.N.K` | the shim, before the unload number K (from 0), if a sample has named it | Linux: /proc/self/maps at that time |
 //!
 //! PID is the result of `getpid()` in the process; N counts from 0 and is the first free number, so that a program
 //! started by `execve` in the same process gets the next one.
@@ -82,24 +82,8 @@ pub mod image_line {
     pub const PATH_MAX: usize = 1024;
 }
 
-/// Which list of images has the code of a sample's stack (`Allocation::images`).
-///
-/// List K is `maps.PID.N.K`, made before the unload number K (from 0), on macOS what the list has before that `-` line. If
-/// `RingHeader::unloads` is not above K, no image of it has been unloaded, and it is what is mapped now.
-pub mod image_list {
-    /// List `number`, or if `is_changing` that one or the next: a thread was unloading images.
-    pub const fn encode(number: u32, is_changing: bool) -> u32 {
-        number << 1 | is_changing as u32
-    }
-
-    /// Number of the list, and whether code may be in the next one instead.
-    pub const fn decode(images: u32) -> (u32, bool) {
-        (images >> 1, images & 1 == 1)
-    }
-}
-
 /// First word of `Control` and of `RingHeader`: "sp-heap" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x04");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x05");
 
 /// Size of the control file, bytes.
 pub const CONTROL_SIZE: usize = 4096;
@@ -467,7 +451,8 @@ pub struct Allocation {
     pub function: u32,
     /// Bytes of stack that follow, from the register SP upwards.
     pub stack_size: u32,
-    /// Where the code of the stack is: see [`image_list`].
+    /// The list of images that has the code of the stack. List K is `maps.PID.N.K`, on macOS what the list has before that
+    /// `-` line. If `RingHeader::unloads` is not above K, no image of it has been unloaded, and it is what is mapped now.
     pub images: u32,
     /// Registers of the function's **caller** after the return. PC is a return address: the call
     /// instruction ends there.

@@ -1,60 +1,60 @@
-//! When libraries are unloaded: another one may come to lie at their addresses, so each sample says in which list of
-//! images the code of its stack is.
+//! When libraries are unloaded: another one may come to lie at their addresses, so each sample names the list of
+//! images that has the code of its stack.
 //!
-//! A list is a copy of /proc/self/maps, made before an unload, and numbered by the unloads that began before. It has all code
-//! that was loaded since the previous unload. What allocates while an unload is in progress may be code that was loaded
-//! meanwhile: it is in that list or in the next one. The thread that unloads is an exception: it runs destructors of libraries
-//! that are in the list.
+//! List K is a copy of /proc/self/maps, made before the unload number K, if a sample has named it. Code on a stack can be
+//! unmapped only by an unload that begins after its functions have returned: it is in the list of the first unload that
+//! begins after the sample. The thread that unloads is an exception: it runs destructors of libraries that are in the
+//! list of that unload.
 //!
 //! Not seen are unloads by the C library itself (modules of iconv) and by libraries that do not call this `dlclose`.
 
-use super::shared_memory::image_list;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Unloads that have begun, and above `COUNT_SHIFT` bits those in progress.
-static UNLOADS: AtomicU64 = AtomicU64::new(0);
-const COUNT_BITS: u32 = 32;
-/// The thread of the only unload in progress, or 0.
-static ONLY_THREAD: AtomicU32 = AtomicU32::new(0);
+/// Unloads that have begun.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+/// Samples have named lists below this number.
+static NAMED: AtomicU32 = AtomicU32::new(0);
 
-/// `Allocation::images` of an allocation by this thread now: code on its stack cannot be unloaded before it returns.
-pub fn images(tid: u32) -> u32 {
-    let unloads = UNLOADS.load(Ordering::Acquire);
-    let is_only = tid != 0 && ONLY_THREAD.load(Ordering::Relaxed) == tid;
-    number_of(unloads, is_only)
+/// The unload that a thread has begun and not ended.
+#[derive(Clone, Copy)]
+pub struct Unload {
+    /// Unloads that began before.
+    pub number: u32,
+    /// Its list was made.
+    pub is_listed: bool,
 }
 
-fn number_of(unloads: u64, is_only: bool) -> u32 {
-    let begun = unloads as u32;
-    match unloads >> COUNT_BITS {
-        0 => image_list::encode(begun, false),
-        in_progress => image_list::encode(begun.saturating_sub(1), !(is_only && in_progress == 1)),
+impl Unload {
+    /// As a word that is not 0.
+    pub fn encode(self) -> u64 {
+        u64::from(self.number) << 2 | u64::from(self.is_listed) << 1 | 1
+    }
+
+    /// The unload of a word; none of 0.
+    pub fn decode(word: u64) -> Option<Self> {
+        (word != 0).then_some(Self { number: (word >> 2) as u32, is_listed: word & 2 != 0 })
+    }
+}
+
+/// Names the list of a sample by a thread that unloads nothing, now.
+pub fn name_list() -> u32 {
+    loop {
+        let number = BEGUN.load(Ordering::SeqCst);
+        NAMED.fetch_max(number.saturating_add(1), Ordering::SeqCst);
+        // Either the unload with this number sees that its list is named, or it is seen here.
+        if BEGUN.load(Ordering::SeqCst) == number {
+            return number;
+        }
     }
 }
 
 /// Unloads that have begun.
 pub fn begun() -> u32 {
-    UNLOADS.load(Ordering::Acquire) as u32
+    BEGUN.load(Ordering::Acquire)
 }
 
-/// Counts an unload that begins; returns how many began before.
-pub fn begin(tid: u32) -> u32 {
-    let before = UNLOADS.fetch_add((1 << COUNT_BITS) + 1, Ordering::SeqCst);
-    ONLY_THREAD.store(if before >> COUNT_BITS == 0 { tid } else { 0 }, Ordering::Relaxed);
-    before as u32
-}
-
-/// An unload has ended.
-pub fn end() {
-    if UNLOADS.load(Ordering::Relaxed) >> COUNT_BITS > 1 {
-        ONLY_THREAD.store(0, Ordering::Relaxed);
-    }
-    // In a child that was forked by a destructor nothing is in progress.
-    let less = |unloads: u64| unloads.checked_sub(1 << COUNT_BITS);
-    let _ = UNLOADS.fetch_update(Ordering::SeqCst, Ordering::Relaxed, less);
-}
-
-/// The child of a fork has one thread, which unloads nothing but what it is unloading itself.
-pub fn begin_child() {
-    UNLOADS.fetch_and(u64::from(u32::MAX), Ordering::SeqCst);
+/// Counts an unload that begins: its number, and whether a sample has named its list.
+pub fn begin() -> (u32, bool) {
+    let number = BEGUN.fetch_add(1, Ordering::SeqCst);
+    (number, NAMED.load(Ordering::SeqCst) > number)
 }

@@ -169,6 +169,7 @@ struct ThreadWords {
     tid: u32,
     stack_low: u64,
     stack_base: u64,
+    unload: u64,
 }
 
 /// The thread-local words of the calling thread.
@@ -215,6 +216,18 @@ impl Thread {
     pub fn set_active_sp(self, guard: u64) {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).guard = guard }
+    }
+
+    /// The word of `unloads::Unload`, or 0.
+    pub fn unload(self) -> u64 {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).unload }
+    }
+
+    /// Sets the word of `unloads::Unload`.
+    pub fn set_unload(self, unload: u64) {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).unload = unload }
     }
 
     /// The generation of the other words; initially 0.

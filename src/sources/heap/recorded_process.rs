@@ -58,7 +58,7 @@ pub(super) struct RecordedProcess<P> {
     /// Losses of its earlier rings.
     lost: RingLosses,
     lists: ImageLists,
-    /// Unloads of images in the last ring that was closed.
+    /// Unloads of images in its ring when images were last due, or in the last ring that was closed.
     unloads: u64,
 }
 
@@ -209,14 +209,17 @@ impl<P: HeapProcess> RecordedProcess<P> {
         self.lost.malformed_rings += u64::from(read.is_err());
         let is_broken = read.is_err();
         let progress = read.unwrap_or_default();
+        let unloads = ring.unloads();
         self.count_unread(progress, ended);
         let first = records.iter().find_map(|record| match record {
             Record::Allocation(record) => Some(record.images),
             _ => None,
         });
         if first.is_some_and(|images| !self.lists.is_new(images)) {
-            // The list is read after the ring, so that it has all code in these stacks.
-            let is_new = now_ns >= self.images_ns + IMAGES_NS || ended;
+            // The list is read after the ring, so that it has all code in these stacks. What was mapped when it was last read
+            // may lack what was loaded before the unload that it was made for.
+            let is_new = now_ns >= self.images_ns + IMAGES_NS || ended || unloads != self.unloads;
+            self.unloads = unloads;
             self.images_ns = if is_new { now_ns } else { self.images_ns };
             let event = if is_new { SourceEvent::ImagesChanged } else { SourceEvent::ImagesMayHaveChanged };
             into.push(self.process_event(event));
