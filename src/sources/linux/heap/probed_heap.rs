@@ -15,7 +15,7 @@ use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::error::Result;
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost};
+use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost, ProbedImages};
 use crate::sources::linux::proc::resident_bytes;
 use crate::sources::linux::{describe, refusal, sys, threads};
 use crate::sources::pushed::{
@@ -48,6 +48,10 @@ pub(crate) struct ProbedHeap {
     pid: pid_t,
     process: LinuxProcess,
     probes: HeapProbes,
+    /// `None`: the kernel does not record mappings.
+    images: Option<ProbedImages>,
+    /// Time of the current event.
+    event_ns: u64,
     options: ProbeOptions,
     clock: RealClock,
     /// The monotonic clock at the sampler's 0.
@@ -127,6 +131,7 @@ impl ProbedHeap {
             ..describe::describe(number)
         };
         let mut process = LinuxProcess::new(number, process, Arc::new(TargetFiles::of(number)));
+        let images = ProbedImages::open(number).ok();
         // After its end, only the mappings read here are known.
         let _ = process.mappings(&mut Vec::new());
         let began_ns = clock.now_ns();
@@ -144,6 +149,8 @@ impl ProbedHeap {
             resident_more_bytes: 0,
             unseen: Vec::new(),
             probes,
+            images,
+            event_ns: 0,
             options,
             origin_ns: perf::monotonic_ns().saturating_sub(began_ns),
             clock,
@@ -195,7 +202,7 @@ impl ProbedHeap {
     }
 
     fn drain(&mut self, into: &mut Vec<TimedEvent>) {
-        let ProbedHeap { probes, spare, origin_ns, last_ns, pid, .. } = self;
+        let ProbedHeap { probes, images, spare, origin_ns, last_ns, pid, .. } = self;
         let process = pid.unsigned_abs();
         probes.drain(|sample, captured| {
             let (thread, at_ns, event) = match sample {
@@ -219,6 +226,13 @@ impl ProbedHeap {
             *last_ns = at_ns;
             into.push(TimedEvent { at_ns, process, thread, event });
         });
+        if let Some(images) = images {
+            let thread = ThreadId(process.into());
+            images.drain(|at_ns| {
+                let (at_ns, event) = (at_ns.saturating_sub(*origin_ns), SourceEvent::ImagesChanged);
+                into.push(TimedEvent { at_ns, process, thread, event });
+            });
+        }
     }
 }
 
@@ -263,7 +277,10 @@ impl Observed for ProbedHeap {
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> std::result::Result<(), Fault> {
-        self.process.mappings(out)
+        let Some(images) = &mut self.images else { return self.process.mappings(out) };
+        out.clear();
+        out.extend_from_slice(images.at(self.event_ns.saturating_add(self.origin_ns)));
+        if out.is_empty() { Err(Fault::Gone) } else { Ok(()) }
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, OpenError> {
@@ -277,7 +294,7 @@ impl Observed for ProbedHeap {
 
 impl PushedSource for ProbedHeap {
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
-        (process == self.pid.unsigned_abs()).then_some(&mut self.process as &mut dyn Observed)
+        (process == self.pid.unsigned_abs()).then_some(self as &mut dyn Observed)
     }
 
     fn next_batch(
@@ -311,7 +328,9 @@ impl PushedSource for ProbedHeap {
         Ok((!self.finished).then_some(now_ns))
     }
 
-    fn set_time(&mut self, _at_ns: u64) {}
+    fn set_time(&mut self, at_ns: u64) {
+        self.event_ns = at_ns;
+    }
 
     fn end(&mut self) {
         self.note_resident();

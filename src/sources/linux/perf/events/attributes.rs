@@ -75,6 +75,24 @@ pub(super) fn programs_attributes(options: EventOptions, ring_bytes: usize) -> p
     attributes
 }
 
+/// Attributes of the event of a CPU that records mappings of executable memory, and nothing else.
+pub(in crate::sources::linux::perf) fn mmap_attributes(ring_bytes: usize) -> perf_event_attr {
+    let options = EventOptions {
+        scope: Scope::Cpus,
+        kernel: false,
+        hz: 1,
+        stack_bytes: 8,
+        red_zone: false,
+        prefetch: false,
+        switches: None,
+    };
+    let mut attributes = programs_attributes(options, ring_bytes);
+    attributes.set_comm(0);
+    attributes.set_comm_exec(0);
+    attributes.set_task(0);
+    attributes
+}
+
 /// Attributes of the event that samples threads leaving their CPUs, and records each context switch. It counts in
 /// the thread that leaves, in `schedule()` (kernel/events/core.c, `perf_event_task_sched_out`): in kernel mode, so
 /// only events that include the kernel see it.

@@ -23,7 +23,7 @@ pub(in crate::sources::linux::perf) fn scope_for(cpus: usize, threads: usize) ->
 }
 
 /// The online CPUs, by number.
-pub(super) fn online_cpus() -> io::Result<Vec<c_int>> {
+pub(in crate::sources::linux::perf) fn online_cpus() -> io::Result<Vec<c_int>> {
     let list = fs::read_to_string("/sys/devices/system/cpu/online")?;
     let cpus = cpu_list(&list);
     if cpus.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(cpus) }

@@ -13,7 +13,7 @@
 //! Without these rights, for the threads of some processes ([`options::Scope::Threads`]): an event for each thread
 //! and CPU, inherited by new threads and processes; one ring per CPU, which all share.
 
-mod attributes;
+pub(super) mod attributes;
 pub(super) mod cpus;
 mod duplicate_events;
 mod lost_samples;

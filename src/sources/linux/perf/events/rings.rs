@@ -27,7 +27,7 @@ pub(super) fn ring_bytes_for(cpus: usize, many: bool) -> usize {
     1 << bytes.ilog2()
 }
 
-pub(super) fn map_ring(event: &OwnedFd, bytes: usize) -> io::Result<Ring> {
+pub(in crate::sources::linux::perf) fn map_ring(event: &OwnedFd, bytes: usize) -> io::Result<Ring> {
     Ring::map(event, bytes).map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM) => io::Error::new(io::ErrorKind::QuotaExceeded, TOO_LITTLE_MEMORY),
         _ => error,

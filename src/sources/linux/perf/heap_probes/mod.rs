@@ -14,11 +14,13 @@
 //! | `programs` | the BPF programs at the probes |
 //! | `probe` | setting a probe |
 //! | `cost` | cost of a probe |
+//! | `images` | the images of the process at the times of its samples |
 //! | `thread_registers` | registers in the records of programs |
 
 mod allocator;
 mod cost;
 mod functions;
+mod images;
 mod probe;
 mod programs;
 mod returns;
@@ -41,6 +43,7 @@ use crate::sources::{Capture, ThreadId};
 pub(in crate::sources::linux) use allocator::is_c_library;
 use allocator::{Allocator, Returns};
 pub(in crate::sources::linux) use cost::ProbeCost;
+pub(in crate::sources::linux) use images::ProbedImages;
 use probe::Probe;
 use programs::{ReturnKind, Shared};
 

@@ -4,7 +4,7 @@ pub(super) mod entry;
 pub(super) mod event;
 pub(super) mod filter;
 mod images;
-mod mmap_history;
+pub(super) mod mmap_history;
 pub(super) mod procfs;
 mod rescan;
 pub(super) mod table;

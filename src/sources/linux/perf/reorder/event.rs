@@ -93,7 +93,7 @@ impl Event {
 }
 
 /// The mapping of a record; `None` if it is empty.
-fn mapping(mmap: &Mmap<'_>) -> Option<Mapping> {
+pub(in crate::sources::linux::perf) fn mapping(mmap: &Mmap<'_>) -> Option<Mapping> {
     let end = mmap.start.checked_add(mmap.len).filter(|end| *end > mmap.start)?;
     let path = String::from_utf8_lossy(mmap.path).into_owned();
     let kind = match () {
