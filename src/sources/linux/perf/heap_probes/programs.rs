@@ -381,9 +381,17 @@ pub(super) fn at_entry(number: usize, function: &ProbedFunction, shared: Shared)
     }
     if let AllocatorRole::Reallocate { .. } = function.role {
         // A size of 0 frees and returns no block.
-        let is_resized = builder.program.jump(op(JUMP_UNLESS_EQUAL, 7, 0, 0, 0));
+        let mut resizes = vec![builder.program.jump(op(JUMP_UNLESS_EQUAL, 7, 0, 0, 0))];
+        if let Some(count) = items {
+            // A product that overflows may be 0: it fails.
+            builder.program.extend([argument(1, bytes)]);
+            let is_none = builder.program.jump(op(JUMP_IF_EQUAL, 1, 0, 0, 0));
+            builder.program.extend([argument(1, count)]);
+            resizes.push(builder.program.jump(op(JUMP_UNLESS_EQUAL, 1, 0, 0, 0)));
+            builder.program.land([is_none]);
+        }
         builder.program.extend([op(STORE_VALUE_DOUBLE, 10, 0, PROGRESS + FREES, 0)]);
-        builder.program.land([is_resized]);
+        builder.program.land(resizes);
     }
     builder.sample();
     builder.end()

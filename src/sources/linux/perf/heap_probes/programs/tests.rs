@@ -110,6 +110,9 @@ fn what_a_failing_realloc_would_have_freed_is_still_there() {
     call_and_return(&mut machine, "realloc", &[0x5000, 1 << 40], 0);
     let expected = [(FREED, 0x5000, 0), (CALLED, 0, 1 << 40), (RESTORED, 0x5000, 0)];
     assert_eq!(records(&mut machine), expected);
+    call_and_return(&mut machine, "reallocarray", &[0x5000, 1 << 33, 1 << 33], 0);
+    let last = records(&mut machine).last().copied();
+    assert_eq!(last, Some((RESTORED, 0x5000, 0)), "a product that overflows to 0");
     call_and_return(&mut machine, "realloc", &[0x5000, 0], 0);
     assert_eq!(records(&mut machine), [(FREED, 0x5000, 0)], "0 bytes: it is freed");
     call_and_return(&mut machine, "realloc", &[0x5000, 1 << 40], 0);
