@@ -19,8 +19,11 @@ pub const FILTER_SHIFT: u32 = 4;
 /// A deleted slot: a lookup continues, an insertion may reuse it.
 const DELETED: u64 = 1;
 
-/// Most slots that a lookup reads. With half of the slots in use, insertions hardly ever fail.
-const PROBES_MAX: usize = 64;
+/// Slots that a lookup reads from the first one on, and then at each of some other places. With half of the slots in use,
+/// insertions hardly ever fail.
+const FIRST_PROBES: usize = 64;
+const OTHER_PROBES: usize = 8;
+const OTHER_PLACES: u64 = 8;
 
 /// The counter of an address. The entry points compute the same in assembly.
 pub const fn filter_index(address: u64) -> usize {
@@ -90,10 +93,18 @@ impl<'a> BlockSet<'a> {
     fn probes(&self, address: u64) -> impl Iterator<Item = &'a AtomicU64> + use<'a> {
         let slots = self.slots;
         let mask = slots.len().wrapping_sub(1);
-        // Blocks of one page of the program share half a page of the table, so that few pages of it are touched.
-        let page = (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let first = (page << 8 | (page >> 24 ^ address >> 4) & 0xff) as usize;
-        (0..PROBES_MAX.min(slots.len())).filter_map(move |step| slots.get(first.wrapping_add(step) & mask))
+        // Blocks of one page of the program share a page of the table, so that few pages of it are touched: allocators have
+        // classes of 8 bytes. Pages that are full of them fill their part of the table, and others find no slot in it.
+        let mixed = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let page = mixed(address >> 12);
+        let first = (page << 9 | (page >> 23 ^ address >> 3) & 0x1ff) as usize;
+        let others = (1..=OTHER_PLACES).flat_map(move |place| {
+            let first =
+                (mixed(address.rotate_left(29) ^ place.wrapping_mul(0xd6e8_feb8_6659_fd93)) << 3) as usize;
+            (0..OTHER_PROBES).map(move |step| first.wrapping_add(step))
+        });
+        let all = (0..FIRST_PROBES).map(move |step| first.wrapping_add(step)).chain(others);
+        all.filter_map(move |at| slots.get(at & mask))
     }
 
     fn counter(&self, address: u64) -> &AtomicU8 {
@@ -173,10 +184,30 @@ mod tests {
 
     #[test]
     fn half_full_it_has_a_slot_for_each() {
-        let (slots, filter) = memory(1 << 16);
-        let set = BlockSet::new(&slots, &filter);
         let mut next = numbers(9);
-        assert!((0..1 << 15).all(|_| set.insert((next() << 4) | 0x10)));
+        let mut random: Vec<u64> = (0..1 << 19).map(|_| (next() << 4) | 0x10).collect();
+        random.dedup();
+        // Pages full of small blocks, as allocators with a class for each size have them: side by side, and scattered.
+        let pages = |size: u64, page: fn(u64) -> u64| {
+            let page_of = move |number: u64| 0x7f00_0000_0000 + (page(number) << 12);
+            (0..1u64 << 19)
+                .map(move |number| page_of((number * size) >> 12) + ((number * size) & 0xfff))
+                .collect()
+        };
+        let scattered = |number: u64| (number * 1009) & 0xff_ffff;
+        for (blocks, what) in [
+            (random, "random"),
+            (pages(8, |number| number), "8 bytes"),
+            (pages(8, scattered), "8 bytes, scattered"),
+            (pages(16, |number| number), "16 bytes"),
+            (pages(32, scattered), "32 bytes, scattered"),
+        ] {
+            let (slots, filter) = memory(1 << 20);
+            let set = BlockSet::new(&slots, &filter);
+            let refused = blocks.iter().filter(|block| !set.insert(**block)).count();
+            assert!(refused * 10_000 <= blocks.len(), "{what}: {refused}");
+            assert!(blocks.iter().filter(|block| !set.remove(**block)).count() == refused, "{what}");
+        }
     }
 
     #[test]
