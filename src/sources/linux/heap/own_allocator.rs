@@ -31,6 +31,8 @@ pub(super) struct OwnAllocator {
     pub(super) what: &'static str,
     /// The name that its malloc has.
     pub(super) malloc: &'static str,
+    /// Another name that it has beside `malloc`.
+    other: Option<&'static str>,
 }
 
 impl OwnAllocator {
@@ -40,8 +42,9 @@ impl OwnAllocator {
         let mut known = NAMES.iter().zip(found);
         let ((malloc, what), _) = known.find(|(_, entry)| entry.is_some())?;
         // What has more than the name `malloc` is known better by it.
-        let better = known.find(|(_, entry)| entry.is_some()).map(|((_, what), _)| *what);
-        Some(OwnAllocator { what: better.unwrap_or(what), malloc })
+        let better = known.find(|(_, entry)| entry.is_some()).map(|(named, _)| *named);
+        let what = better.map_or(*what, |(_, what)| what);
+        Some(OwnAllocator { what, malloc, other: better.map(|(name, _)| name) })
     }
 
     /// That of a program's file.
@@ -59,18 +62,25 @@ pub(super) fn unseen_allocators(
         mappings.iter().filter(|mapping| mapping.kind == MappingKind::File).collect();
     files.dedup_by_key(|mapping| mapping.identity);
     let mut unseen: Vec<UnseenAllocator> = Vec::new();
-    for mapping in files {
+    for mapping in &files {
         if is_c_library(&mapping.path) {
             continue;
         }
         let Ok(file) = bytes(mapping) else { continue };
         let Some(own) = OwnAllocator::of_program(file.bytes()) else { continue };
-        // Calls of a library's malloc reach the shim first.
-        if own.malloc == "malloc" && LoadMethod::of_head(file.bytes()) != LoadMethod::Dynamic {
-            continue;
+        let mut malloc = own.malloc;
+        // Calls of a library's malloc reach the shim first, those by its other names do not.
+        if malloc == "malloc" && LoadMethod::of_head(file.bytes()) != LoadMethod::Dynamic {
+            let Some(other) = own.other.filter(|other| other.ends_with("_malloc")) else { continue };
+            let names = [other, &other.replace("malloc", "free")];
+            if !files.iter().any(|user| bytes(user).is_ok_and(|user| entries::imports(user.bytes(), &names)))
+            {
+                continue;
+            }
+            malloc = other;
         }
         let name = mapping.path.rsplit('/').next().unwrap_or_default();
-        let what = format!("{name} has {} ({})", own.what, own.malloc);
+        let what = format!("{name} has {} ({malloc})", own.what);
         if unseen.iter().all(|known| known.functions != what) {
             unseen.push(UnseenAllocator { functions: what, next: NEXT.to_owned() });
         }
