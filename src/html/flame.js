@@ -102,6 +102,23 @@ export class FlameView {
     canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
   }
 
+  /** Puts what is painted on the canvas. @param {ImageData} image */
+  putPixels(image) {
+    const { context } = this;
+    if (!this.paper) {
+      context.putImageData(image, 0, 0);
+      return;
+    }
+    // Chromium prints a canvas by its drawing operations; this is one, and putImageData is not.
+    const painted = document.createElement("canvas");
+    [painted.width, painted.height] = [image.width, image.height];
+    painted.getContext("2d")?.putImageData(image, 0, 0);
+    context.save();
+    context.resetTransform();
+    context.drawImage(painted, 0, 0);
+    context.restore();
+  }
+
   /** @param {Picture} picture */
   show(picture) {
     const isNew = !this.picture || this.picture.layout !== picture.layout;
@@ -322,7 +339,7 @@ export class FlameView {
         if (top + ROW > 0 && top < this.height()) this.paintLevel(picture, level, top, ratio, labels);
       });
     }
-    context.putImageData(this.image, 0, 0);
+    this.putPixels(this.image);
     if (!picture) return;
     this.paintLabels(picture, labels[0], "#16181b");
     this.paintLabels(picture, labels[1], picture.dark ? "#a9adb3" : "#6b6b6b");
