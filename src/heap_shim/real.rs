@@ -476,7 +476,7 @@ fn look_up_loaded_operators() {
     }
     let found = NEW_NAMES.map(find);
     // jemalloc's operators for alignments call its aligned_alloc by its name.
-    let is_jemalloc = REAL.get(Function::Mallocx as usize).is_some_and(|at| is_in_allocator(at.load(Ordering::Relaxed) as usize));
+    let is_jemalloc = is_in_allocator(find(c"mallctl") as usize);
     let is_own = |index: usize, new: &*mut ()| is_in_allocator(*new as usize) && !(is_jemalloc && index % 4 >= 2);
     for (index, ((at, new), counted)) in NEW.iter().zip(found).zip(entry::COUNTED_NEW).enumerate() {
         set(Function::New as usize + index, new);
