@@ -16,8 +16,8 @@ const RETRY_MAX_NS: u64 = 50_000_000;
 const RETRY_REPORTED_MAX_NS: u64 = REFRESH_NS;
 /// Attempts to list the mappings in one read.
 const LIST_TRIES: u32 = 3;
-/// Maximum share of time for reading mappings: 1/20. Opening files is excluded: each is opened once, and a
-/// starting program loads its libraries right after the first read.
+/// Maximum share of time for reading mappings: 1/20. Opening and parsing files is excluded: each is opened once, and
+/// a starting program loads its libraries right after the first read.
 const COST_SHARE: u64 = 20;
 
 /// Times of the reads of one process's images.
@@ -138,8 +138,10 @@ impl ImageRefresh {
             let last = self.library_counts(process);
             self.libraries = first.zip(last).map(|(first, last)| [first, last]);
             if self.loader.is_none() && process.reads_memory_cheaply() {
+                let before_ns = now_ns();
                 let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
                 self.loader = Loader::find(images.of(number), &mut read);
+                opening_ns += now_ns().saturating_sub(before_ns);
             }
         }
         self.unchanged_reads = if changed { 0 } else { self.unchanged_reads.saturating_add(1) };
@@ -184,17 +186,17 @@ impl ImageRefresh {
     ) -> bool {
         let before_ns = now_ns();
         images.set_program_path(number, process.program_path(&self.mappings));
-        *opening_ns += now_ns().saturating_sub(before_ns);
+        let opened_ns = now_ns();
         let placed = self.registered.place_in(&self.mappings);
         let registered = &mut self.registered;
+        let mut opens = false;
         let mut open = |mapping: &Mapping| {
-            let before_ns = now_ns();
-            let opened = registered.open(mapping);
-            let opened = opened.unwrap_or_else(|| process.image_bytes(mapping));
-            *opening_ns += now_ns().saturating_sub(before_ns);
-            opened
+            opens = true;
+            registered.open(mapping).unwrap_or_else(|| process.image_bytes(mapping))
         };
         let changed = images.update(number, placed.as_ref().unwrap_or(&self.mappings), &mut open);
+        // A new image is parsed, too: from a disk it takes long.
+        *opening_ns += if opens { now_ns() } else { opened_ns }.saturating_sub(before_ns);
         self.registered.drop_file_bytes();
         changed
     }
