@@ -92,11 +92,6 @@ impl EventStackSize {
         EventStackSize::with(&STACK_BYTES, USUAL_BYTES)
     }
 
-    /// Begins with the usual size.
-    pub(in crate::sources::linux::perf) fn begin_usual(&mut self) {
-        self.size = self.usual;
-    }
-
     /// For stacks copied at context switches: some threads have a hundred thousand per second.
     pub(in crate::sources::linux::perf) fn for_switches() -> EventStackSize {
         EventStackSize::with(&SWITCH_STACK_BYTES, USUAL_AT_SWITCH_BYTES)

@@ -217,11 +217,6 @@ impl Stacks {
         if options.prefetch && may_copy && copies.prefetch.is_none() {
             copies.prefetch = BpfPrefetch::new().ok();
             copies.tail = StackTail::new().ok();
-            if copies.tail.is_some() {
-                // Tails show the need of new threads.
-                self.sizes.stack.begin_usual();
-                options.stack_bytes = self.sizes.stack.bytes();
-            }
         }
         // First the one that uses the program's argument; last the slowest, since copies are matched by their
         // times.
