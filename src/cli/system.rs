@@ -341,9 +341,19 @@ pub(super) fn process_by_name(name: &str) -> Result<u32> {
     let pid = process_name::pid_of(name, processes())?;
     #[cfg(target_os = "linux")]
     let pid = {
-        crate::sources::linux::remember_process(pid);
-        // The id may have changed hands before it was remembered.
-        process_name::pid_of(name, processes())?
+        /// A process of that name that starts again and again is the last one seen.
+        const LOOK_UPS_MAX: u32 = 8;
+        let mut pid = pid;
+        for _ in 0..LOOK_UPS_MAX {
+            crate::sources::linux::remember_process(pid);
+            // Another process may have got the id in between.
+            let again = process_name::pid_of(name, processes())?;
+            if again == pid {
+                break;
+            }
+            pid = again;
+        }
+        pid
     };
     Ok(pid)
 }

@@ -533,9 +533,8 @@ pub fn images(thread: system::Thread) -> u32 {
 pub fn begin_unload(thread: system::Thread) {
     // One list at a time, so that no unload follows before its list is made. Lists take a tenth of a millisecond.
     const WAIT_MAX_NS: u64 = 50_000_000;
-    let ring = ring();
     let mut buffer = None;
-    if ring.is_some() && !is_filtered() {
+    if ring().is_some() && !is_filtered() {
         let until_ns = system::now_ns() + WAIT_MAX_NS;
         buffer = take_buffer();
         while buffer.is_none() && system::now_ns() < until_ns {
@@ -547,7 +546,8 @@ pub fn begin_unload(thread: system::Thread) {
     if let (Some(buffer), true) = (buffer, is_named) {
         list_images(number, buffer);
     }
-    if let Some(ring) = ring {
+    // Another thread may have created it since: its first sample may name this list.
+    if let Some(ring) = self::ring() {
         ring.header().unloads.fetch_max(u64::from(number) + 1, Ordering::SeqCst);
     }
     let is_listed = is_named && buffer.is_some();

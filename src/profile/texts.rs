@@ -148,7 +148,7 @@ fn cut(text: &str) -> Option<String> {
     let shown = escape_line(kept);
     let (words, rest) = text.as_bytes().as_chunks::<8>();
     let (_, end) = text.as_bytes().split_at(text.len() - NAME_BYTES_MAX);
-    let sparse = words.iter().step_by(words.len() / WORDS_MAX + 1).chain(end.as_chunks::<8>().0);
+    let sparse = words.iter().step_by(words.len().div_ceil(WORDS_MAX).max(1)).chain(end.as_chunks::<8>().0);
     let sparse = sparse.map(|word| u64::from_le_bytes(*word)).chain(rest.iter().copied().map(u64::from));
     // FNV-1a of words: the same in each run.
     let hash = sparse.fold(0xcbf2_9ce4_8422_2325_u64, |hash, word| {
@@ -216,13 +216,16 @@ mod tests {
         assert_eq!((copy.get(id), copy.cut_count()), (&*one, 0));
         assert_eq!(cut(&"a".repeat(NAME_BYTES_MAX)), None);
         // Of very long ones some words are compared: time does not grow with the length.
-        let other_at = |place: usize| {
-            let mut text = "a".repeat(1 << 20);
+        let mut other_at = |bytes: usize, place: usize| {
+            let mut text = "a".repeat(bytes);
             text.replace_range(place..=place, "b");
             texts.intern(&text).expect("fits")
         };
-        let [first, skipped, sampled, last] = [9000, 9001, 17 * 8 * 1000, (1 << 20) - 1].map(other_at);
+        let [first, skipped, sampled, last] =
+            [9000, 9001, 16 * 8 * 1000, (1 << 20) - 1].map(|place| other_at(1 << 20, place));
         assert!(first == skipped && first != sampled && first != last && sampled != last);
+        let [even, odd] = [32 << 10, (32 << 10) + 8].map(|place| other_at(64 << 10, place));
+        assert!(even != odd, "of 64 KiB all are compared");
         let hidden = copy.intern(&"\u{202e}".repeat(1 << 20)).expect("fits");
         assert!(copy.get(hidden).starts_with("\\u{202e}") && copy.get(hidden).len() < NAME_BYTES_MAX + 60);
     }

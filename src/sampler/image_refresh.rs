@@ -141,7 +141,9 @@ impl ImageRefresh {
                 let before_ns = now_ns();
                 let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
                 self.loader = Loader::find(images.of(number), &mut read);
-                opening_ns += now_ns().saturating_sub(before_ns);
+                if self.loader.is_some() {
+                    opening_ns += now_ns().saturating_sub(before_ns);
+                }
             }
         }
         self.unchanged_reads = if changed { 0 } else { self.unchanged_reads.saturating_add(1) };

@@ -154,6 +154,11 @@ impl<'a> CapturedOuter<'a> {
         CapturedOuter { capture, besides_ranges_end: Cell::new(0) }
     }
 
+    /// Forgets what earlier rounds of the walk read.
+    pub(super) fn begin_round(&self) {
+        self.besides_ranges_end.set(0);
+    }
+
     /// Bytes above the stack pointer that a walk read besides prefetched ranges, if it read up to this many in all.
     pub(super) fn bytes_besides_ranges(&self, bytes: usize) -> usize {
         let above = self.besides_ranges_end.get().saturating_sub(self.capture.registers.sp().0);

@@ -75,7 +75,7 @@ impl<'a> StackWalker<'a> {
             return Some((ended, needed));
         }
         // What only the tail has is prefetched for later samples.
-        let leaves = needed.truncated || ended == StackEnd::OtherStack || needs_tail(capture, needed.bytes);
+        let leaves = needed.truncated || ended == StackEnd::OtherStack || needs_tail(capture, needed);
         Some((ended, self.search_above(processes, account, process, capture, needed, leaves)))
     }
 
@@ -157,6 +157,7 @@ impl<'a> StackWalker<'a> {
         rounds.set_time(now_ns);
         // Repeats until no JIT bytes are missing and the stack top was found or given up.
         loop {
+            outer.begin_round();
             let Some(mut walked) = rounds.walk(capture, &memory, extent.top(), &mut read, frames) else {
                 continue;
             };
@@ -277,11 +278,10 @@ impl<'a> StackWalker<'a> {
     }
 }
 
-/// Whether a walk that needed this many bytes used the tail of the capture.
-fn needs_tail(capture: &Capture, bytes: usize) -> bool {
+/// Whether a walk used bytes that its record and the prefetched ranges do not have.
+fn needs_tail(capture: &Capture, needed: StackUse) -> bool {
     let below = capture.registers.sp().0.saturating_sub(capture.stack_base.0) as usize;
-    !capture.upper_stack.is_empty()
-        || capture.tail_bytes > 0 && bytes.saturating_add(below) > capture.usual_bytes()
+    needed.besides_ranges.is_some_and(|bytes| bytes.saturating_add(below) > capture.usual_bytes())
 }
 
 /// The stack memory of a walk.

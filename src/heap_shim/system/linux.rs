@@ -172,6 +172,9 @@ struct ThreadWords {
     unload: u64,
 }
 
+/// The entry points reserve this much (`entry/`).
+const _: () = assert!(size_of::<ThreadWords>() == 48);
+
 /// The thread-local words of the calling thread.
 #[derive(Clone, Copy)]
 pub struct Thread(*mut ThreadWords);

@@ -270,7 +270,10 @@ impl Copies {
 
     /// Takes back a buffer.
     pub(in crate::sources::linux::perf) fn give_back_bytes(&mut self, bytes: Vec<u8>) {
-        self.spare.give_back(bytes);
+        // A buffer that became the stack of a sample comes back with that.
+        if bytes.capacity() > 0 {
+            self.spare.give_back(bytes);
+        }
     }
 
     /// Ends a batch, and drops copies without samples; returns the number of freed bytes.

@@ -99,6 +99,8 @@ impl ProbedImages {
             changed(at_ns);
             self.due.push_back((at_ns, change));
         }
+        // The ring of another CPU may have an earlier one.
+        self.due.make_contiguous().sort_by_key(|(at_ns, _)| *at_ns);
     }
 
     /// The mappings at this time (monotonic clock), which is not before an earlier one.

@@ -285,9 +285,9 @@ impl Pipeline {
         may_copy: bool,
     ) -> Option<EventOptions> {
         let (stack_size_index, usual_bytes) = (capture.stack_size_index, capture.usual_bytes());
-        let has_tail = capture.tail_bytes > 0 || !capture.upper_stack.is_empty();
+        let copied_bytes = capture.stack.len() + capture.upper_stack.bytes();
         self.give_back(capture);
-        self.stacks.note_tail(tid, usual_bytes, has_tail, needed);
+        self.stacks.note_tail(tid, usual_bytes, copied_bytes, needed);
         // The tail is left to prefetching.
         let bytes = if needed.truncated { needed.bytes } else { needed.bytes.min(usual_bytes) };
         let needed = StackUse { bytes, ..needed };

@@ -21,8 +21,8 @@ use super::super::bpf::instructions::{
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
 use super::super::events::cpus::cpu_count;
 use super::super::ring::record::SampleId;
-use crate::sources::Capture;
 use crate::sources::pushed::StackUse;
+use crate::sources::{Capture, PrefetchedWords};
 
 /// Bytes read at once, and in pages where that fails, so that a copy ends at the end of memory.
 const PAGE_BYTES: usize = 4096;
@@ -91,17 +91,20 @@ fn copy_program(pieces: i32, ring: i32, sp: i16) -> Vec<u64> {
     program.reserve(ring, PAGE_BYTES, ADDRESS_IN_R7);
     program.extend(to_next_page);
     program.read_r2(HEADER_BYTES, 7);
-    let mut to_submit = vec![program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0))];
+    let to_missing = program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0));
     program.extend(to_next_page);
     program.extend([op(STORE_DOUBLE, 8, 2, LEN, 0), op(ADD_REGISTER, 7, 2, 0, 0)]);
     program.submit_and_wake();
-    let mut pieces = PIECES_MAX;
+    let to_pieces = program.jump(op(JUMP, 0, 0, 0, 0));
+    program.land([to_missing]);
+    program.submit_and_wake();
+    let mut to_next_part = vec![program.jump(op(JUMP, 0, 0, 0, 0))];
+    program.land([to_pieces]);
     for part in 0..PARTS_MAX {
-        let mut to_pages = Vec::new();
-        for piece in 0..pieces {
-            if part == 0 && piece > 0 {
-                program.end_by(op(JUMP_IF_EQUAL, 6, 0, 0, piece as i32));
-            }
+        let (mut to_pages, mut to_submit) = (Vec::new(), Vec::new());
+        for _ in 0..PIECES_MAX >> part {
+            program.end_by(op(JUMP_IF_EQUAL, 6, 0, 0, 0));
+            program.extend([op(ADD, 6, 0, 0, -1)]);
             program.reserve(ring, PIECE_BYTES, ADDRESS_IN_R7);
             program.read(HEADER_BYTES, PIECE_BYTES, 7);
             to_pages.push(program.jump(op(JUMP_UNLESS_EQUAL, 0, 0, 0, 0)));
@@ -121,11 +124,12 @@ fn copy_program(pieces: i32, ring: i32, sp: i16) -> Vec<u64> {
                 op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((page + 1) * PAGE_BYTES) as i32),
             ]);
         }
-        program.land(std::mem::take(&mut to_submit));
+        program.land(to_submit);
         program.submit();
         if part + 1 == PARTS_MAX {
             break;
         }
+        program.land(std::mem::take(&mut to_next_part));
         // The next page that is resident begins the next part.
         program.extend([op(AND, 7, 0, 0, -(PAGE_BYTES as i32))]);
         let mut to_part = Vec::new();
@@ -136,7 +140,6 @@ fn copy_program(pieces: i32, ring: i32, sp: i16) -> Vec<u64> {
         }
         program.end_by(op(JUMP, 0, 0, 0, 0));
         program.land(to_part);
-        pieces /= 2;
     }
     program.end()
 }
@@ -207,21 +210,21 @@ impl Default for ThreadTail {
 }
 
 impl ThreadTail {
-    /// Records a walk that needed this much of a stack, of which the record held `usual_bytes`, and whether there was
-    /// a tail.
-    fn note(&mut self, usual_bytes: usize, has_tail: bool, needed: StackUse) {
+    /// Records a walk that needed this much of a stack, of which the record held `usual_bytes` and the copy
+    /// `copied_bytes`.
+    fn note(&mut self, usual_bytes: usize, copied_bytes: usize, needed: StackUse) {
         if self.pieces == 0 {
             if needed.missed && self.tolerated > 0 {
                 self.tolerated -= 1;
             } else if needed.missed {
-                (self.pieces, self.enough) = (PIECES_MIN, 0);
+                (self.pieces, self.enough, self.walks, self.needed) = (PIECES_MIN, 0, 0, 0);
                 self.enough_min = self.enough_min.saturating_mul(2).min(ENOUGH_MAX);
             }
             return;
         }
         if needed.missed || needed.unbounded {
-            // A full ring has no tail: more bytes are no help.
-            if has_tail || needed.unbounded {
+            // A shorter copy was made before the size grew, or its ring was full: that more bytes are needed is not known.
+            if copied_bytes >= self.pieces as usize * PIECE_BYTES || needed.unbounded {
                 self.vain += 1;
                 self.pieces = self.pieces.saturating_mul(GROWTH).clamp(PIECES_MIN, PIECES_MAX as u32);
             }
@@ -245,8 +248,10 @@ impl ThreadTail {
             (self.pieces, self.is_known) = (0, true);
         } else if self.walks >= WINDOW_WALKS {
             let needed = std::mem::take(&mut self.needed);
-            self.pieces = if needed > 0 { needed.clamp(PIECES_MIN, PIECES_MAX as u32) } else { self.pieces };
-            (self.walks, self.is_known) = (0, true);
+            if needed > 0 {
+                (self.pieces, self.is_known) = (needed.clamp(PIECES_MIN, PIECES_MAX as u32), true);
+            }
+            self.walks = 0;
         }
     }
 }
@@ -318,18 +323,19 @@ impl StackTail {
         self.read_bytes
     }
 
-    /// Completes the stack of a sample. Returns how many bytes were requested.
-    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) -> u32 {
+    /// Completes the stack of a sample.
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         complete(&mut self.copies, id, capture);
-        let pieces = self.threads.get(&id.tid).map_or(PIECES_MAX, |thread| thread.pieces as usize);
-        let to_next_page = PAGE_BYTES - capture.stack_base.0 as usize % PAGE_BYTES;
-        (to_next_page + pieces * PIECE_BYTES) as u32
     }
 
     /// Takes back the buffer of a capture with a tail.
     pub(in crate::sources::linux::perf) fn give_back(&mut self, capture: &mut Capture) {
         if capture.tail_bytes > 0 {
             self.copies.give_back_bytes(std::mem::take(&mut capture.stack));
+        }
+        // Rare, and too large to wait for the next one.
+        if !capture.upper_stack.is_empty() {
+            capture.upper_stack = PrefetchedWords::default();
         }
     }
 
@@ -338,7 +344,7 @@ impl StackTail {
         &mut self,
         tid: pid_t,
         usual_bytes: usize,
-        has_tail: bool,
+        copied_bytes: usize,
         needed: StackUse,
     ) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains_key(&tid) {
@@ -348,7 +354,7 @@ impl StackTail {
         }
         let thread = self.threads.entry(tid).or_default();
         let (pieces, counted) = (thread.pieces, thread.is_known && thread.pieces > 0);
-        thread.note(usual_bytes, has_tail, needed);
+        thread.note(usual_bytes, copied_bytes, needed);
         let counts = thread.is_known && thread.pieces > 0;
         self.known_with_tails = self.known_with_tails + usize::from(counts) - usize::from(counted);
         if pieces != thread.pieces {
@@ -448,6 +454,11 @@ mod tests {
         assert_eq!(less.run(&program()), 1);
         let capture = completed(&less, SP, 0x1000, less.time_ns);
         assert_eq!(capture.stack, less.memory.1[0x128..PAGE_BYTES + 2 * PIECE_BYTES]);
+        less.absent = AT + 3 * PAGE..AT + 4 * PAGE;
+        less.records.clear();
+        assert_eq!(less.run(&program()), 1);
+        let capture = completed(&less, SP, 0x1000, less.time_ns);
+        assert_eq!((capture.stack.len(), capture.upper_stack.bytes()), (3 * PAGE_BYTES - 0x128, PIECE_BYTES));
         let mut full = machine(0x20000);
         full.room = 2;
         assert_eq!(full.run(&program()), 1);
@@ -525,6 +536,7 @@ mod tests {
     }
 
     const RECORD_BYTES: usize = 8_192;
+    const TAIL_BYTES: usize = PIECES_MAX * PIECE_BYTES;
 
     /// A complete walk that read this much besides ranges.
     fn complete_with(bytes: usize) -> StackUse {
@@ -543,22 +555,27 @@ mod tests {
     #[test]
     fn tails_have_what_walks_need() {
         let mut shallow = ThreadTail::default();
-        (0..FIRST_ENOUGH).for_each(|_| shallow.note(RECORD_BYTES, true, complete_with(900)));
+        (0..FIRST_ENOUGH).for_each(|_| shallow.note(RECORD_BYTES, TAIL_BYTES, complete_with(900)));
         assert_eq!(shallow.pieces, 0);
         let mut deep = ThreadTail::default();
         for _ in 0..WINDOW_WALKS {
             assert_eq!(deep.pieces, PIECES_MAX as u32, "there is no list yet");
-            deep.note(RECORD_BYTES, true, complete_with(600_000));
+            deep.note(RECORD_BYTES, TAIL_BYTES, complete_with(600_000));
         }
         for bytes in [100_000, 2_000_000, 10_000] {
-            (0..WINDOW_WALKS).for_each(|_| deep.note(RECORD_BYTES, true, complete_with(bytes)));
+            (0..WINDOW_WALKS).for_each(|_| deep.note(RECORD_BYTES, TAIL_BYTES, complete_with(bytes)));
             let needed = (bytes + bytes / 2).div_ceil(PIECE_BYTES) as u32;
             assert_eq!(deep.pieces, needed.clamp(PIECES_MIN, PIECES_MAX as u32), "{bytes}");
         }
-        deep.note(RECORD_BYTES, false, INCOMPLETE);
-        assert_eq!(deep.pieces, PIECES_MIN, "its ring was full");
-        deep.note(RECORD_BYTES, true, INCOMPLETE);
-        assert_eq!(deep.pieces, PIECES_MIN * GROWTH);
+        for copied_bytes in [0, PIECE_BYTES] {
+            deep.note(RECORD_BYTES, copied_bytes, INCOMPLETE);
+            assert_eq!((deep.pieces, deep.vain), (PIECES_MIN, 0), "its ring was full");
+        }
+        // Samples that were taken before the size grew do not show that it does not suffice.
+        for _ in 0..10 * VAIN_MAX {
+            deep.note(RECORD_BYTES, PIECES_MIN as usize * PIECE_BYTES, INCOMPLETE);
+            assert_eq!((deep.pieces, deep.vain), (PIECES_MIN * GROWTH, 1));
+        }
     }
 
     /// Chains that lead out of any stack.
@@ -567,9 +584,8 @@ mod tests {
         let mut thread = ThreadTail::default();
         let mut tails = 0;
         for _ in 0..20_000 {
-            let has_tail = thread.pieces > 0;
-            tails += u32::from(has_tail);
-            thread.note(RECORD_BYTES, has_tail, INCOMPLETE);
+            tails += u32::from(thread.pieces > 0);
+            thread.note(RECORD_BYTES, thread.pieces as usize * PIECE_BYTES, INCOMPLETE);
         }
         assert!(tails < 20 * VAIN_MAX, "{tails}");
     }
@@ -584,14 +600,14 @@ mod tests {
             // Each fourth has new outer frames.
             let bytes = if walk % 4 == 0 { 100_000 } else { 900 };
             let needed = if has_tail || bytes < RECORD_BYTES { complete_with(bytes) } else { INCOMPLETE };
-            thread.note(RECORD_BYTES, has_tail, needed);
+            thread.note(RECORD_BYTES, thread.pieces as usize * PIECE_BYTES, needed);
         }
         assert_eq!(truncated, 0);
         // Deeper stacks for a moment cost no tails for ever.
         let mut tails = 0;
         for _ in 0..40_000 {
             tails += u32::from(thread.pieces > 0);
-            thread.note(RECORD_BYTES, true, complete_with(900));
+            thread.note(RECORD_BYTES, TAIL_BYTES, complete_with(900));
         }
         assert!(tails <= FIRST_ENOUGH, "{tails}");
     }

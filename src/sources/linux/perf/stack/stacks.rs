@@ -142,15 +142,16 @@ impl Stacks {
         capture: &mut Capture,
         memory: &dyn TargetMemory,
     ) {
-        let mut most_bytes = STACK_BYTES_MAX;
         if let Some(tail) = &mut self.copies.tail {
-            let requested = tail.complete(id, capture);
-            most_bytes = if capture.tail_bytes > 0 { requested } else { most_bytes };
+            tail.complete(id, capture);
         }
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.complete(id, capture);
         }
-        self.bring_in(id.pid, id.tid, program, capture, most_bytes, memory);
+        // Missing pages do not end a tail.
+        if capture.tail_bytes == 0 && capture.upper_stack.is_empty() {
+            self.bring_in(id.pid, id.tid, program, capture, memory);
+        }
         if let Some(red_zone) = &mut self.copies.red_zone {
             red_zone.complete(id, capture);
         }
@@ -168,7 +169,7 @@ impl Stacks {
         memory: &dyn TargetMemory,
     ) {
         if let Some(program) = program {
-            self.bring_in(pid, tid, program, capture, STACK_BYTES_MAX, memory);
+            self.bring_in(pid, tid, program, capture, memory);
         }
         if !self.kernel_frames {
             capture.kernel.clear();
@@ -182,7 +183,6 @@ impl Stacks {
         tid: pid_t,
         program: u64,
         capture: &Capture,
-        most_bytes: u32,
         memory: &dyn TargetMemory,
     ) {
         if capture.stack.is_empty() {
@@ -193,7 +193,7 @@ impl Stacks {
             // The memory of another program is unknown.
             (*of_program, *pages) = (program, MissingPages::default());
         }
-        pages.bring_in(tid, capture, most_bytes, memory);
+        pages.bring_in(tid, capture, STACK_BYTES_MAX, memory);
     }
 
     /// Drops a process that is no longer sampled.
@@ -314,16 +314,17 @@ impl Stacks {
         }
     }
 
-    /// Records a walk of a thread's sample, of which the record held `usual_bytes`, and whether it had a tail.
+    /// Records a walk of a thread's sample, of which the record held `usual_bytes` and the copy
+    /// `copied_bytes`.
     pub(in crate::sources::linux::perf) fn note_tail(
         &mut self,
         tid: pid_t,
         usual_bytes: usize,
-        has_tail: bool,
+        copied_bytes: usize,
         needed: StackUse,
     ) {
         if let Some(tail) = &mut self.copies.tail {
-            tail.note(tid, usual_bytes, has_tail, needed);
+            tail.note(tid, usual_bytes, copied_bytes, needed);
         }
     }
 
