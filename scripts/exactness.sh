@@ -27,7 +27,7 @@ command -v g++ >/dev/null || missing+=(g++)
 command -v clang-19 >/dev/null || missing+=(clang-19)
 command -v objdump >/dev/null || missing+=(binutils)
 # The C library and that of gcc for i386. Not gcc-multilib, which no compiler for another processor can stand beside.
-if command -v gcc >/dev/null && ! printf "int main(void) { return 0; }" | gcc -m32 -x c -o /dev/null - 2>/dev/null; then
+if command -v gcc >/dev/null && ! printf "int main(void) { return 0; }" | gcc -m32 -x c -o "$(mktemp -u)" - 2>/dev/null; then
     gcc_version="$(gcc -dumpversion)"
     missing+=(libc6-dev-i386 "lib32gcc-${gcc_version%%.*}-dev" "lib32stdc++-${gcc_version%%.*}-dev")
 fi

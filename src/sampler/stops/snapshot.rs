@@ -28,8 +28,9 @@ const WAITING_NS: u64 = 200_000_000;
 /// Interval at which threads are polled to distinguish the two groups.
 const POLL_NS: u64 = 20_000_000;
 
-/// Maximum number of attempts if the process execs meanwhile.
-const PROGRAMS_MAX: usize = 4;
+/// Maximum number of attempts if the process execs meanwhile: on a busy machine most attempts can meet an exec of one
+/// that does so again and again.
+const ATTEMPTS_MAX: usize = 100;
 
 /// Reasons for a missing stack of a thread that did not stop.
 const NO_CPU: &str = "it got no CPU in 10 s, so it could not stop";
@@ -107,14 +108,16 @@ pub fn snapshot(
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
     driver.add_threads();
     driver.recorder.read_images(FIRST, driver.target);
-    let (mut stacks, mut of_program) = (Vec::new(), None);
-    // Captures of one program must not be shown as another's.
-    for _ in 0..PROGRAMS_MAX {
-        if of_program == Some(driver.processes.programs_begun()) {
+    let mut stacks = Vec::new();
+    for _ in 0..ATTEMPTS_MAX {
+        let of_program = driver.processes.programs_begun();
+        stacks = driver.stacks_of_all().map_err(gone)?;
+        // Captures of one program must not be shown as another's. A stop that an exec prevented shows nothing.
+        let is_missing =
+            |stack: &ThreadStack| stack.ended == Err(ENDED) && driver.threads.contains_key(&stack.thread);
+        if of_program == driver.processes.programs_begun() && !stacks.iter().any(is_missing) {
             break;
         }
-        of_program = Some(driver.processes.programs_begun());
-        stacks = driver.stacks_of_all().map_err(gone)?;
     }
     // Threads that ended before their turn have no stack; that is no error.
     stacks.retain(|stack| !stack.addresses.is_empty() || driver.threads.contains_key(&stack.thread));
