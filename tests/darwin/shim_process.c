@@ -329,7 +329,7 @@ const struct shim process_shims[] = {
     SHIM(proc_pidinfo), SHIM(proc_pidpath), SHIM(proc_regionfilename), SHIM(proc_listallpids), SHIM(sysctl), SHIM(sysctlbyname), SHIM(csops),
     NAMED("__NSGetArgc", d_NSGetArgc), NAMED("__NSGetArgv", d_NSGetArgv),
     NAMED("__NSGetExecutablePath", d_NSGetExecutablePath),
-    SAME(getpid), SAME(getppid), SAME(getuid), SAME(geteuid), SAME(getgid), SAME(getgrouplist),
+    SAME(getpid), SAME(getppid), SAME(getuid), SAME(geteuid), SAME(getgid), SAME(getegid), SAME(getgrouplist),
     SHIM(getpwuid_r), SHIM(setuid), SHIM(setgid), SHIM(setgroups), SHIM(pthread_setugid_np),
     {NULL, NULL},
 };

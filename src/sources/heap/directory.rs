@@ -386,6 +386,7 @@ fn remove(path: &Path) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::shim_file::{SHIM_EXTENSION, SHIM_PREFIX};
     use super::*;
 
     const OPTIONS: HeapOptions = HeapOptions { every_bytes: 512 << 10, seed: 0, records_mappings: false };
@@ -393,8 +394,8 @@ mod tests {
     #[test]
     fn is_private_and_removed_on_drop() {
         let place = tempfile::tempdir().unwrap();
-        let shim = "/run/stackprof/heap-0123.so";
-        let directory = Directory::make_in(place.path(), shim.into(), OPTIONS).unwrap();
+        let shim = format!("/run/stackprof/{SHIM_PREFIX}0123{SHIM_EXTENSION}");
+        let directory = Directory::make_in(place.path(), shim.clone().into(), OPTIONS).unwrap();
         let path = directory.path().to_owned();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&path), mode(&path.join(CONTROL_NAME))), (0o700, 0o600));

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, ErrorKind, Result, io_text};
 
 /// File name of the shim: its content follows the prefix.
-const SHIM_PREFIX: &str = "heap-";
-const SHIM_EXTENSION: &str = if cfg!(target_vendor = "apple") { ".dylib" } else { ".so" };
+pub(super) const SHIM_PREFIX: &str = "heap-";
+pub(super) const SHIM_EXTENSION: &str = if cfg!(target_vendor = "apple") { ".dylib" } else { ".so" };
 /// Name of its directory.
 const DIRECTORY: &str = "stackprof";
 /// Places of root, whose library every user can load, best first.
