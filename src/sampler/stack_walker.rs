@@ -53,8 +53,8 @@ impl<'a> StackWalker<'a> {
         self.may_prefetch = may;
     }
 
-    /// Walks a capture into `frames`, reading images as needed. Returns why it ended and how many bytes above the
-    /// stack pointer it needed; `None` for a thread of an unknown process. If it left the copied bytes, searches
+    /// Walks a capture into `frames`, reading images as needed. Returns why it ended and how much of the stack it
+    /// needed; `None` for a thread of an unknown process. If it left the copied bytes, searches
     /// for the ranges it lacked. `stack_max_bytes`: maximum size of the next capture.
     pub(super) fn walk(
         &mut self,
@@ -289,7 +289,7 @@ struct WalkedMemory<'w> {
     stack: StackBytes<'w>,
     /// See [`walk::unwind_on_two`].
     other: Option<OtherStack<'w>>,
-    /// Prefetched words above the stack.
+    /// Memory above the record, of the same moment.
     outer: Option<&'w dyn OuterStack>,
     /// See [`walk::Input::blocked_signals`].
     blocked_signals: Option<u64>,

@@ -14,11 +14,11 @@ pub struct Capture {
     pub stack_base: Avma,
     /// Bytes copied from there upward; the buffer keeps its allocation.
     pub stack: Vec<u8>,
-    /// The last bytes of `stack` that only the first samples of a thread have, or those of a very deep one.
+    /// Number of bytes at the end of `stack` that its record did not hold.
     pub tail_bytes: usize,
     /// Prefetched parts of the stack above `stack`, read at the same moment.
     pub prefetched: PrefetchedWords,
-    /// Parts of the stack above `stack`, read at the same moment, behind pages that are not resident.
+    /// Parts of the stack above `stack`, read at the same moment, above pages that are not resident.
     pub upper_stack: PrefetchedWords,
     /// Nanoseconds from the stop request to the resume. For a thread that had to wait for a CPU before it
     /// could stop, counted from the moment that the stop was noticed. Excludes the time that the kernel then

@@ -15,7 +15,7 @@ use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::error::Result;
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost, ProbedImages};
+use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost, TargetMappings};
 use crate::sources::linux::proc::resident_bytes;
 use crate::sources::linux::{describe, refusal, sys, threads};
 use crate::sources::pushed::{
@@ -49,7 +49,7 @@ pub(crate) struct ProbedHeap {
     process: LinuxProcess,
     probes: HeapProbes,
     /// `None`: the kernel does not record mappings.
-    images: Option<ProbedImages>,
+    images: Option<TargetMappings>,
     /// Time of the current event.
     event_ns: u64,
     options: ProbeOptions,
@@ -131,7 +131,7 @@ impl ProbedHeap {
             ..describe::describe(number)
         };
         let mut process = LinuxProcess::new(number, process, Arc::new(TargetFiles::of(number)));
-        let images = ProbedImages::open(number).ok();
+        let images = TargetMappings::open(number).ok();
         // After its end, only the mappings read here are known.
         let _ = process.mappings(&mut Vec::new());
         let began_ns = clock.now_ns();

@@ -106,7 +106,7 @@ impl<T: Buffer> Pool<T> {
         Some(taken)
     }
 
-    /// Takes the smallest spare buffer of this capacity, or else the largest.
+    /// Takes the smallest spare buffer of at least this capacity, or else the largest.
     pub(super) fn take_of(&mut self, bytes: usize) -> Option<T> {
         let key = |buffer: &mut T| {
             let capacity = buffer.bytes().capacity();
@@ -199,6 +199,15 @@ mod tests {
         assert!(count <= SLACK * ordinary.0 && capacity <= SLACK * 4096, "{count} of {capacity} bytes");
         assert!(freed > 4 << 20, "{freed}");
         assert_eq!(run(&mut pool, 2, 20, 4096), 0, "nothing more to free");
+    }
+
+    #[test]
+    fn a_buffer_that_need_not_grow_is_preferred() {
+        let mut pool = Pool::default();
+        [4096, 100, 1000, 9000].into_iter().for_each(|bytes| pool.give_back(Vec::<u8>::with_capacity(bytes)));
+        let taken =
+            [900, 900, 20_000, 1, 1].map(|bytes| pool.take_of(bytes).map_or(0, |buffer| buffer.capacity()));
+        assert_eq!((taken, pool.held), ([1000, 4096, 9000, 100, 0], 0));
     }
 
     #[test]

@@ -57,7 +57,7 @@ use stack::stacks::Stacks;
 
 pub(super) use bpf::kernel_names;
 pub(super) use clocks::{monotonic_ns, process_cpu_ns, update_thread_clocks};
-pub(super) use heap_probes::{HeapProbes, HeapSample, ProbeCost, ProbedImages, is_c_library};
+pub(super) use heap_probes::{HeapProbes, HeapSample, ProbeCost, TargetMappings, is_c_library};
 pub(super) use process::procfs::{all_processes, parent_of};
 pub(super) use ring::registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;

@@ -385,7 +385,7 @@ impl ProgramRing {
     }
 
     /// Passes each available record to `take`, and keeps it.
-    pub(in crate::sources::linux::perf) fn look(&mut self, take: impl FnMut(&[u8])) {
+    pub(in crate::sources::linux::perf) fn peek(&mut self, take: impl FnMut(&[u8])) {
         self.read(false, take);
     }
 

@@ -114,7 +114,7 @@ pub(in crate::sources::linux::perf) mod machine {
         /// Readable memory of the program: base address and bytes.
         pub(in crate::sources::linux::perf) memory: (u64, Vec<u8>),
         /// Addresses of it that are not resident.
-        pub(in crate::sources::linux::perf) absent: std::ops::Range<u64>,
+        pub(in crate::sources::linux::perf) missing: std::ops::Range<u64>,
         /// The kernel's structure of the running thread.
         pub(in crate::sources::linux::perf) task: Vec<u8>,
         /// Registers of the running thread, as passed to the program.
@@ -140,7 +140,7 @@ pub(in crate::sources::linux::perf) mod machine {
                 room: usize::MAX,
                 records: Vec::new(),
                 memory: (0, Vec::new()),
-                absent: 0..0,
+                missing: 0..0,
                 task: Vec::new(),
                 context: Vec::new(),
                 stack: vec![0; STACK_BYTES as usize],
@@ -325,8 +325,8 @@ pub(in crate::sources::linux::perf) mod machine {
                     let from = third.checked_sub(*base).map_or(usize::MAX, |from| from as usize);
                     let len = second as usize;
                     let copied = memory.get(from..).and_then(|rest| rest.get(..len)).map(<[u8]>::to_vec);
-                    let is_absent = third < self.absent.end && self.absent.start < third + second;
-                    let copied = copied.filter(|_| helper != PROBE_READ_USER || !is_absent);
+                    let is_missing = third < self.missing.end && self.missing.start < third + second;
+                    let copied = copied.filter(|_| helper != PROBE_READ_USER || !is_missing);
                     let failed = copied.is_none();
                     self.at(first, len).copy_from_slice(&copied.unwrap_or_else(|| vec![0; len]));
                     if failed { (-14i64) as u64 } else { 0 }

@@ -193,7 +193,7 @@ pub(in crate::sources::linux::perf) struct Copy {
     /// Address of the first byte.
     pub(in crate::sources::linux::perf) from: u64,
     pub(in crate::sources::linux::perf) bytes: Vec<u8>,
-    /// Further parts above, behind pages that are not resident: address and bytes.
+    /// Further parts, above pages that are not resident: address and bytes.
     pub(in crate::sources::linux::perf) upper: PrefetchedWords,
 }
 

@@ -43,7 +43,7 @@ use crate::sources::{Capture, ThreadId};
 pub(in crate::sources::linux) use allocator::is_c_library;
 use allocator::{Allocator, Returns};
 pub(in crate::sources::linux) use cost::ProbeCost;
-pub(in crate::sources::linux) use images::ProbedImages;
+pub(in crate::sources::linux) use images::TargetMappings;
 use probe::Probe;
 use programs::{ReturnKind, Shared};
 

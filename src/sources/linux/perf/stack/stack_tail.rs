@@ -1,11 +1,12 @@
 //! The stack tail, above the bytes in a record: an event copies less than 64 KiB of a stack, since the length of a
 //! record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`), and usually much less. A BPF program
-//! copies all of it in the same interrupt, into its own ring:
+//! copies more of it in the same interrupt, into its own ring:
 //! - of new threads: what later samples need besides their records is then known, and prefetched (`prefetch.rs`);
 //! - of threads whose outer frames change too often for that, as much as their last walks needed.
 //!
 //! Input: samples, and the stack use of their walks. Output: the same samples with the longer copy. Both are from one
-//! moment: they have the same thread, time and stack pointer, and the bytes of the record begin the copy.
+//! moment: they have the same thread and time, and the bytes of the record begin the copy; where the page of the stack
+//! pointer is not resident, both lack it.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -30,7 +31,7 @@ const PIECE_PAGES: usize = 4;
 const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
 /// Maximum number of pieces in a copy: it takes some 100 us.
 const PIECES_MAX: usize = 64;
-/// A copy has this part more than the walks needed: one half.
+/// A copy has one part in this many more than walks needed.
 const HEADROOM_DIVISOR: usize = 2;
 /// Maximum number of parts of a copy, each with half as many pieces as the one below it, and of pages between two
 /// parts that are not resident: the frame of a function may have pages that were never touched.
@@ -46,17 +47,16 @@ const RING_BYTES_MAX: usize = 16 << 20;
 const RECORD_BYTES_MIN: usize = 64;
 /// Maximum number of threads without a tail; beyond it, all are dropped and found again.
 const THREADS_MAX: u32 = 16_384;
-/// Walks after which the size of a thread's tails follows their need, and tails that no walk was completed by after
-/// which a thread has none.
-const WINDOW_WALKS: u32 = 3;
-const VAIN_MAX: u32 = 32;
+/// Walks per round, after which the size of a thread's tails follows their need.
+const ROUND_WALKS: u32 = 3;
+/// Incomplete walks with a tail, and no complete one that used it, after which a thread has none.
+const FAILED_MAX: u32 = 32;
 /// Minimum number of pieces of a tail, and growth where the tail does not suffice.
 const PIECES_MIN: u32 = 4;
 const GROWTH: u32 = 4;
-/// Walks in a row that need no tail until a thread has none; doubled each time that it needs one again. Also the
-/// truncated stacks without a tail that are tolerated after tails in vain.
-const FIRST_ENOUGH: u32 = 32;
-const ENOUGH_MAX: u32 = 1 << 14;
+/// See [`ThreadTail::backoff`].
+const FIRST_BACKOFF: u32 = 32;
+const BACKOFF_MAX: u32 = 1 << 14;
 /// Offset of the stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h,
 /// arch/arm64/include/uapi/asm/ptrace.h), if known.
 const SP: Option<i16> = if cfg!(target_arch = "x86_64") {
@@ -72,7 +72,7 @@ const SP: Option<i16> = if cfg!(target_arch = "x86_64") {
 fn copy_program(pieces: i32, ring: i32, sp: i16) -> Vec<u64> {
     // r6: the number of pieces.
     let mut program = CopyProgram::of_all_threads(pieces, 6, PIECES_MAX as i32);
-    // Also in a system call the registers of user mode.
+    // The registers of user mode, also in a system call.
     program.extend([
         op(CALL, 0, 0, 0, GET_CURRENT_TASK_BTF),
         op(MOVE_REGISTER, 1, 0, 0, 0),
@@ -173,39 +173,27 @@ fn complete(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     copies.give_back(copy);
 }
 
-/// How much of a thread's stacks their tails have.
+/// The size of a thread's stack tails.
 #[derive(Debug)]
 struct ThreadTail {
     /// Number of pieces; 0: no tail.
     pieces: u32,
-    /// The most that a walk of this window needed, and the number of its walks.
+    /// The most pieces that a walk of this round needed, and the number of its walks.
     needed: u32,
     walks: u32,
-    /// Walks in a row that needed no tail, and how many it takes to have none.
-    enough: u32,
-    enough_min: u32,
-    /// Tails that completed no walk since the last one that did.
-    vain: u32,
-    /// Truncated stacks without a tail to tolerate, and how many the next time.
-    tolerated: u32,
-    next_tolerated: u32,
-    /// Whether a window has ended.
-    is_known: bool,
+    /// Consecutive walks that needed no tail, and incomplete ones that had one.
+    unneeded: u32,
+    failed: u32,
+    /// Truncated stacks to skip before the thread has tails again.
+    skips: u32,
+    /// The next number of walks that needed no tail after which it has none, or of `skips`; doubled each time.
+    backoff: u32,
 }
 
 impl Default for ThreadTail {
     fn default() -> ThreadTail {
-        ThreadTail {
-            pieces: PIECES_MAX as u32,
-            needed: 0,
-            walks: 0,
-            enough: 0,
-            enough_min: FIRST_ENOUGH,
-            vain: 0,
-            tolerated: 0,
-            next_tolerated: FIRST_ENOUGH,
-            is_known: false,
-        }
+        let pieces = PIECES_MAX as u32;
+        ThreadTail { pieces, needed: 0, walks: 0, unneeded: 0, failed: 0, skips: 0, backoff: FIRST_BACKOFF }
     }
 }
 
@@ -214,45 +202,56 @@ impl ThreadTail {
     /// `copied_bytes`.
     fn note(&mut self, usual_bytes: usize, copied_bytes: usize, needed: StackUse) {
         if self.pieces == 0 {
-            if needed.missed && self.tolerated > 0 {
-                self.tolerated -= 1;
+            if needed.missed && self.skips > 0 {
+                self.skips -= 1;
             } else if needed.missed {
-                (self.pieces, self.enough, self.walks, self.needed) = (PIECES_MIN, 0, 0, 0);
-                self.enough_min = self.enough_min.saturating_mul(2).min(ENOUGH_MAX);
+                *self = ThreadTail { pieces: PIECES_MIN, backoff: self.back_off(), ..ThreadTail::default() };
             }
-            return;
-        }
-        if needed.missed || needed.unbounded {
-            // A shorter copy was made before the size grew, or its ring was full: that more bytes are needed is not known.
+        } else if needed.missed || needed.unbounded {
+            // A shorter copy was made before the size grew, or its ring was full: neither shows that more is needed.
             if copied_bytes >= self.pieces as usize * PIECE_BYTES || needed.unbounded {
-                self.vain += 1;
+                self.failed += 1;
                 self.pieces = self.pieces.saturating_mul(GROWTH).clamp(PIECES_MIN, PIECES_MAX as u32);
             }
-            if self.vain >= VAIN_MAX {
-                (self.pieces, self.is_known, self.vain) = (0, true, 0);
-                self.tolerated = self.next_tolerated;
-                self.next_tolerated = self.next_tolerated.saturating_mul(2).min(ENOUGH_MAX);
+            if self.failed >= FAILED_MAX {
+                (self.pieces, self.skips) = (0, self.backoff);
+                self.backoff = self.back_off();
             }
-            return;
+        } else if let Some(bytes) = needed.besides_ranges {
+            self.note_need(usual_bytes, bytes);
         }
-        let Some(bytes) = needed.besides_ranges else { return };
+    }
+
+    /// Records a complete walk that read this many bytes besides prefetched ranges.
+    fn note_need(&mut self, usual_bytes: usize, bytes: usize) {
         self.walks += 1;
         if bytes <= usual_bytes {
-            self.enough += 1;
+            self.unneeded += 1;
         } else {
-            (self.enough, self.vain, self.next_tolerated) = (0, 0, FIRST_ENOUGH);
-            let pieces = (bytes + bytes / HEADROOM_DIVISOR).div_ceil(PIECE_BYTES);
-            self.needed = self.needed.max(u32::try_from(pieces).unwrap_or(u32::MAX));
+            (self.unneeded, self.failed) = (0, 0);
+            let pieces = (bytes + bytes / HEADROOM_DIVISOR)
+                .div_ceil(PIECE_BYTES)
+                .clamp(PIECES_MIN as usize, PIECES_MAX);
+            self.needed = self.needed.max(pieces as u32);
         }
-        if self.enough >= self.enough_min {
-            (self.pieces, self.is_known) = (0, true);
-        } else if self.walks >= WINDOW_WALKS {
-            let needed = std::mem::take(&mut self.needed);
-            if needed > 0 {
-                (self.pieces, self.is_known) = (needed.clamp(PIECES_MIN, PIECES_MAX as u32), true);
-            }
+        if self.unneeded >= self.backoff {
+            self.pieces = 0;
+        } else if self.walks >= ROUND_WALKS {
             self.walks = 0;
+            self.pieces = match std::mem::take(&mut self.needed) {
+                0 => self.pieces,
+                needed => needed,
+            };
         }
+    }
+
+    fn back_off(&self) -> u32 {
+        self.backoff.saturating_mul(2).min(BACKOFF_MAX)
+    }
+
+    /// Whether there are tails of a known size: a new thread has whole ones.
+    fn is_sized(&self) -> bool {
+        (1..PIECES_MAX as u32).contains(&self.pieces)
     }
 }
 
@@ -266,8 +265,8 @@ pub(in crate::sources::linux::perf) struct StackTail {
     copies: Copies,
     /// Bytes of the last read.
     read_bytes: usize,
-    /// Number of known threads with tails.
-    known_with_tails: usize,
+    /// Number of threads with tails of a known size.
+    sized: usize,
 }
 
 impl StackTail {
@@ -294,7 +293,7 @@ impl StackTail {
             threads: HashMap::new(),
             copies: Copies::default(),
             read_bytes: 0,
-            known_with_tails: 0,
+            sized: 0,
         })
     }
 
@@ -310,7 +309,7 @@ impl StackTail {
         let freed = self.copies.end_batch();
         let StackTail { ring, copies, read_bytes, .. } = self;
         *read_bytes = 0;
-        ring.look(|record| copies.expect(record));
+        ring.peek(|record| copies.expect(record));
         ring.drain(|record| {
             *read_bytes += record.len();
             copies.take(record);
@@ -350,13 +349,12 @@ impl StackTail {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains_key(&tid) {
             let pieces = &self.pieces;
             self.threads.drain().for_each(|(tid, _)| bpf_sys::change_map(pieces, tid.cast_unsigned(), None));
-            self.known_with_tails = 0;
+            self.sized = 0;
         }
         let thread = self.threads.entry(tid).or_default();
-        let (pieces, counted) = (thread.pieces, thread.is_known && thread.pieces > 0);
+        let (pieces, counted) = (thread.pieces, thread.is_sized());
         thread.note(usual_bytes, copied_bytes, needed);
-        let counts = thread.is_known && thread.pieces > 0;
-        self.known_with_tails = self.known_with_tails + usize::from(counts) - usize::from(counted);
+        self.sized = self.sized + usize::from(thread.is_sized()) - usize::from(counted);
         if pieces != thread.pieces {
             bpf_sys::change_map(&self.pieces, tid.cast_unsigned(), Some(thread.pieces.into()));
         }
@@ -365,14 +363,14 @@ impl StackTail {
     /// Drops an exited thread: its number may be reused.
     pub(in crate::sources::linux::perf) fn forget(&mut self, tid: pid_t) {
         if let Some(thread) = self.threads.remove(&tid) {
-            self.known_with_tails -= usize::from(thread.is_known && thread.pieces > 0);
+            self.sized -= usize::from(thread.is_sized());
             bpf_sys::change_map(&self.pieces, tid.cast_unsigned(), None);
         }
     }
 
     /// Whether threads that are not new have tails.
     pub(in crate::sources::linux::perf) fn is_needed_for_long(&self) -> bool {
-        self.known_with_tails > 0
+        self.sized > 0
     }
 
     /// A descriptor that is readable while copies wait.
@@ -454,7 +452,7 @@ mod tests {
         assert_eq!(less.run(&program()), 1);
         let capture = completed(&less, SP, 0x1000, less.time_ns);
         assert_eq!(capture.stack, less.memory.1[0x128..PAGE_BYTES + 2 * PIECE_BYTES]);
-        less.absent = AT + 3 * PAGE..AT + 4 * PAGE;
+        less.missing = AT + 3 * PAGE..AT + 4 * PAGE;
         less.records.clear();
         assert_eq!(less.run(&program()), 1);
         let capture = completed(&less, SP, 0x1000, less.time_ns);
@@ -475,19 +473,19 @@ mod tests {
         // The page of the stack pointer, one inside the first piece, and several in a later one.
         for (first, pages) in [(0, 1), (0, 3), (2, 1), (7, 16)] {
             let mut machine = machine(60 * PAGE_BYTES);
-            machine.absent = AT + first * PAGE..AT + (first + pages) * PAGE;
+            machine.missing = AT + first * PAGE..AT + (first + pages) * PAGE;
             assert_eq!(machine.run(&program()), 1);
-            let below = machine.absent.start.saturating_sub(SP) as usize;
+            let below = machine.missing.start.saturating_sub(SP) as usize;
             let capture = completed(&machine, SP, below.min(0x1000), machine.time_ns);
-            assert_eq!(capture.stack.len(), below, "{:x?}", machine.absent);
+            assert_eq!(capture.stack.len(), below, "{:x?}", machine.missing);
             let upper = |at| capture.upper_stack.word(at, 8);
-            for at in [machine.absent.end, machine.absent.end + 9 * PAGE + 8, AT + 60 * PAGE - 8] {
-                assert_eq!(upper(at), Some(word(&machine, at)), "{at:x} above {:x?}", machine.absent);
+            for at in [machine.missing.end, machine.missing.end + 9 * PAGE + 8, AT + 60 * PAGE - 8] {
+                assert_eq!(upper(at), Some(word(&machine, at)), "{at:x} above {:x?}", machine.missing);
             }
-            assert_eq!(upper(machine.absent.end - 8), None);
+            assert_eq!(upper(machine.missing.end - 8), None);
         }
         let mut far = machine(60 * PAGE_BYTES);
-        far.absent = AT + PAGE..AT + (2 + HOLE_PAGES_MAX as u64) * PAGE;
+        far.missing = AT + PAGE..AT + (2 + HOLE_PAGES_MAX as u64) * PAGE;
         assert_eq!(far.run(&program()), 1);
         assert!(completed(&far, SP, 0x100, far.time_ns).upper_stack.is_empty());
     }
@@ -510,7 +508,7 @@ mod tests {
     fn hostile_records_change_no_byte_of_a_sample() {
         let mut random = Rng::new(11);
         let mut machine = machine(0x20000);
-        machine.absent = AT + 9 * PAGE..AT + 11 * PAGE;
+        machine.missing = AT + 9 * PAGE..AT + 11 * PAGE;
         assert_eq!(machine.run(&program()), 1);
         let record_of = 0x128..0x8000;
         for _ in 0..2_000 {
@@ -555,39 +553,39 @@ mod tests {
     #[test]
     fn tails_have_what_walks_need() {
         let mut shallow = ThreadTail::default();
-        (0..FIRST_ENOUGH).for_each(|_| shallow.note(RECORD_BYTES, TAIL_BYTES, complete_with(900)));
+        (0..FIRST_BACKOFF).for_each(|_| shallow.note(RECORD_BYTES, TAIL_BYTES, complete_with(900)));
         assert_eq!(shallow.pieces, 0);
         let mut deep = ThreadTail::default();
-        for _ in 0..WINDOW_WALKS {
+        for _ in 0..ROUND_WALKS {
             assert_eq!(deep.pieces, PIECES_MAX as u32, "there is no list yet");
             deep.note(RECORD_BYTES, TAIL_BYTES, complete_with(600_000));
         }
         for bytes in [100_000, 2_000_000, 10_000] {
-            (0..WINDOW_WALKS).for_each(|_| deep.note(RECORD_BYTES, TAIL_BYTES, complete_with(bytes)));
+            (0..ROUND_WALKS).for_each(|_| deep.note(RECORD_BYTES, TAIL_BYTES, complete_with(bytes)));
             let needed = (bytes + bytes / 2).div_ceil(PIECE_BYTES) as u32;
             assert_eq!(deep.pieces, needed.clamp(PIECES_MIN, PIECES_MAX as u32), "{bytes}");
         }
         for copied_bytes in [0, PIECE_BYTES] {
             deep.note(RECORD_BYTES, copied_bytes, INCOMPLETE);
-            assert_eq!((deep.pieces, deep.vain), (PIECES_MIN, 0), "its ring was full");
+            assert_eq!((deep.pieces, deep.failed), (PIECES_MIN, 0), "its ring was full");
         }
         // Samples that were taken before the size grew do not show that it does not suffice.
-        for _ in 0..10 * VAIN_MAX {
+        for _ in 0..10 * FAILED_MAX {
             deep.note(RECORD_BYTES, PIECES_MIN as usize * PIECE_BYTES, INCOMPLETE);
-            assert_eq!((deep.pieces, deep.vain), (PIECES_MIN * GROWTH, 1));
+            assert_eq!((deep.pieces, deep.failed), (PIECES_MIN * GROWTH, 1));
         }
     }
 
     /// Chains that lead out of any stack.
     #[test]
-    fn tails_in_vain_end() {
+    fn tails_that_complete_nothing_end() {
         let mut thread = ThreadTail::default();
         let mut tails = 0;
         for _ in 0..20_000 {
             tails += u32::from(thread.pieces > 0);
             thread.note(RECORD_BYTES, thread.pieces as usize * PIECE_BYTES, INCOMPLETE);
         }
-        assert!(tails < 20 * VAIN_MAX, "{tails}");
+        assert!(tails < 20 * FAILED_MAX, "{tails}");
     }
 
     /// Outer frames that change make prefetched words stale.
@@ -609,7 +607,7 @@ mod tests {
             tails += u32::from(thread.pieces > 0);
             thread.note(RECORD_BYTES, TAIL_BYTES, complete_with(900));
         }
-        assert!(tails <= FIRST_ENOUGH, "{tails}");
+        assert!(tails <= FIRST_BACKOFF, "{tails}");
     }
 
     #[test]
