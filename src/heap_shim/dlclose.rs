@@ -17,7 +17,7 @@ pub extern "C" fn dlclose(library: usize) -> i32 {
         let _blocked = BlockedSignals::new();
         process::begin_unload(thread);
     }
-    let result = real::call(libc_function::DLCLOSE, [library, 0, 0, 0, 0, 0]);
+    let result = real::call(libc_function::dlclose, [library, 0, 0, 0, 0, 0]);
     if is_recorded {
         thread.set_unload(outer);
     }

@@ -122,7 +122,6 @@ pub fn release_buffer() {
     BUFFER_IS_USED.store(false, Ordering::Release);
 }
 
-
 /// In a child of fork, which has one thread: no other thread uses the buffer.
 pub fn begin_child() {
     BUFFER_IS_USED.store(false, Ordering::Relaxed);

@@ -81,8 +81,10 @@ unsafe extern "C" fn visit(image: *const Image, _: usize, left: *mut c_void) -> 
         if skipped.iter().any(|address| range.contains(address)) {
             return 0;
         }
-        let code =
-            Code { begin: core::ptr::with_exposed_provenance(begin), length: header.file_size.min(header.size) };
+        let code = Code {
+            begin: core::ptr::with_exposed_provenance(begin),
+            length: header.file_size.min(header.size),
+        };
         // SAFETY: the variable of `is_suspect`.
         let left = unsafe { &mut *left.cast::<usize>() };
         let Some(rest) = left.checked_sub(code.length) else { return END };

@@ -24,19 +24,6 @@
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
-#[cfg(all(target_arch = "aarch64", not(target_vendor = "apple")))]
-#[path = "entry/aarch64_linux.rs"]
-mod entry;
-#[cfg(all(target_arch = "aarch64", target_vendor = "apple"))]
-#[path = "entry/aarch64_macos.rs"]
-mod entry;
-#[cfg(all(target_arch = "x86_64", not(target_vendor = "apple")))]
-#[path = "entry/x86_64_linux.rs"]
-mod entry;
-#[cfg(all(target_arch = "x86_64", target_vendor = "apple"))]
-#[path = "entry/x86_64_macos.rs"]
-mod entry;
-
 #[cfg(not(target_vendor = "apple"))]
 #[path = "system/linux.rs"]
 mod system;
@@ -45,9 +32,11 @@ mod system;
 mod system;
 
 mod block_set;
-mod files;
 #[cfg(not(target_vendor = "apple"))]
 mod dlclose;
+#[path = "entry/functions.rs"]
+mod entry;
+mod files;
 #[cfg(not(target_vendor = "apple"))]
 mod filter_code;
 #[cfg(target_vendor = "apple")]

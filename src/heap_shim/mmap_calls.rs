@@ -62,7 +62,7 @@ pub unsafe extern "C" fn handle(arguments: &[usize; 6], registers: &CallerRegist
     }
     let result = call();
     // munmap returns an int: the upper half of its word can be anything.
-    if result == FAILED || (index as usize == libc_function::MUNMAP && result as i32 == -1) {
+    if result == FAILED || (index as usize == libc_function::munmap && result as i32 == -1) {
         table.unlock(token);
         return result;
     }
@@ -94,8 +94,8 @@ fn parse_call(arguments: &[usize; 6], index: usize) -> Option<Change> {
         if begin % system::page_size() != 0 { NOTHING } else { (begin, begin.saturating_add(size)) }
     };
     match index {
-        libc_function::MUNMAP => Some(Change { unmapped: [range(address, size), NOTHING], mapped: None }),
-        libc_function::MREMAP => {
+        libc_function::munmap => Some(Change { unmapped: [range(address, size), NOTHING], mapped: None }),
+        libc_function::mremap => {
             let to = if fourth & MREMAP_FIXED != 0 { range(fifth, third) } else { NOTHING };
             let mapped = Some((third as u64, Function::Mremap));
             Some(Change { unmapped: [range(address, size), to], mapped })

@@ -6,25 +6,23 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{BlockSet, FILTER_SIZE};
-use super::files::{
-    self, BUFFER_SIZE, Part, file_name, name, open_directory, release_buffer, take_buffer,
-};
+use super::files::{self, BUFFER_SIZE, Part, file_name, name, open_directory, release_buffer, take_buffer};
+#[cfg(target_vendor = "apple")]
+use super::images::begun;
 use super::interval::{Random, draw};
 #[cfg(not(target_vendor = "apple"))]
 use super::mappings::MappingTable;
 use super::ring::{NoRoom, Reservation, Ring};
 use super::ring_state::RingState;
-#[cfg(target_vendor = "apple")]
-use super::images::begun;
-#[cfg(not(target_vendor = "apple"))]
-use super::unloads::{self, Unload, begun};
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
-    MAGIC, MAPS_PREFIX, Origin, PIECE_SIZE_MAX, RING_PREFIX, RingHeader, SET_SLOTS_MAX,
-    STACK_SIZE_MAX, piece_size,
+    MAGIC, MAPS_PREFIX, Origin, PIECE_SIZE_MAX, RING_PREFIX, RingHeader, SET_SLOTS_MAX, STACK_SIZE_MAX,
+    piece_size,
 };
 use super::system;
+#[cfg(not(target_vendor = "apple"))]
+use super::unloads::{self, Unload, begun};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 

@@ -21,7 +21,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 /// Number of functions: `free`, then those of `Function`, with their numbers as indexes.
 const COUNT: usize = Function::Rallocx as usize + 1;
 
-const FREE: usize = 0;
+/// Index of `free`.
+pub const FREE: usize = 0;
 
 /// The functions, null until they are looked up; the entry points jump to them. Only `free` can be called
 /// before any thread has allocated.
@@ -54,7 +55,7 @@ fn look_up() -> bool {
     };
     let none = core::ptr::null();
     // First: of a name that is not there, dlsym allocates its message, and allocators map memory.
-    for index in 0..LIBC_NAMES.len() {
+    for index in 0..libc_function::NAMES.len() {
         libc_function_at(index);
     }
     let names: [(&core::ffi::CStr, *const (), *const ()); 12] = [
@@ -71,7 +72,8 @@ fn look_up() -> bool {
         (c"mallocx", none, missing::<25> as *const ()),
         (c"rallocx", none, missing::<26> as *const ()),
     ];
-    let numbers = (FREE..=Function::Pvalloc as usize).chain([Function::Mallocx as usize, Function::Rallocx as usize]);
+    let numbers =
+        (FREE..=Function::Pvalloc as usize).chain([Function::Mallocx as usize, Function::Rallocx as usize]);
     for (number, (name, of_glibc, replacement)) in numbers.zip(names) {
         let mut found = find(name, of_glibc);
         // That of glibc calls realloc by its name, which would count twice.
@@ -92,7 +94,9 @@ fn look_up() -> bool {
 /// One of `LIBC_FUNCTIONS`; null if libc has none. An allocator of the program maps memory while it holds its locks, maybe
 /// before the shim is loaded: only that function is looked up then, which allocates nothing, because libc has it.
 fn libc_function_at(index: usize) -> *mut () {
-    let (Some(at), Some(name)) = (LIBC_FUNCTIONS.get(index), LIBC_NAMES.get(index)) else { return null_mut() };
+    let (Some(at), Some(name)) = (LIBC_FUNCTIONS.get(index), libc_function::NAMES.get(index)) else {
+        return null_mut();
+    };
     let mut function = at.load(Ordering::Acquire);
     if function.is_null() {
         function = symbol(RTLD_NEXT, name);
@@ -126,12 +130,15 @@ pub fn symbol(libraries: *const (), name: &core::ffi::CStr) -> *mut () {
 /// A library that is loaded already; null if it is not.
 pub fn loaded_library(name: &core::ffi::CStr) -> *const () {
     const RTLD_LAZY_NOLOAD: usize = 1 | 4;
-    let dlopen = LIBC_FUNCTIONS.get(libc_function::DLOPEN).map_or(null_mut(), |at| at.load(Ordering::Acquire));
+    let dlopen =
+        LIBC_FUNCTIONS.get(libc_function::dlopen).map_or(null_mut(), |at| at.load(Ordering::Acquire));
     if dlopen.is_null() {
         return core::ptr::null();
     }
     // SAFETY: `dlopen` of libc, with a C string.
-    let found = unsafe { core::mem::transmute::<*mut (), Allocate>(dlopen)(name.as_ptr() as usize, RTLD_LAZY_NOLOAD, 0) };
+    let found = unsafe {
+        core::mem::transmute::<*mut (), Allocate>(dlopen)(name.as_ptr() as usize, RTLD_LAZY_NOLOAD, 0)
+    };
     found as *const ()
 }
 
@@ -150,73 +157,41 @@ pub extern "C" fn look_up_libc_function<const INDEX: usize>() {
     libc_function_at(INDEX);
 }
 
-/// Other functions of libc, which the shim observes; null until they are looked up, and where libc has none.
-pub static LIBC_FUNCTIONS: [AtomicPtr<()>; LIBC_NAMES.len()] =
-    [const { AtomicPtr::new(null_mut()) }; LIBC_NAMES.len()];
-
-const LIBC_NAMES: [&core::ffi::CStr; 16] = [
-    c"prctl",
-    c"syscall",
-    c"sigaction",
-    c"signal",
-    c"bsd_signal",
-    c"sysv_signal",
-    c"__sysv_signal",
-    c"ssignal",
-    c"sigset",
-    c"mmap",
-    c"mmap64",
-    c"munmap",
-    c"mremap",
-    c"dlopen",
-    c"dlmopen",
-    c"dlclose",
-];
-
-/// Index into `LIBC_FUNCTIONS`.
-pub mod libc_function {
-    /// `prctl`, whose callers may restrict system calls.
-    pub const PRCTL: usize = 0;
-    /// `syscall`.
-    pub const SYSCALL: usize = 1;
-    /// `sigaction`.
-    pub const SIGACTION: usize = 2;
-    /// `signal`; its variants follow.
-    pub const SIGNAL: usize = 3;
-    /// `bsd_signal`.
-    pub const BSD_SIGNAL: usize = 4;
-    /// `sysv_signal`.
-    pub const SYSV_SIGNAL: usize = 5;
-    /// `__sysv_signal`, which `signal` is with -std=c99.
-    pub const UNDERSCORE_SYSV_SIGNAL: usize = 6;
-    /// `ssignal`.
-    pub const SSIGNAL: usize = 7;
-    /// `sigset`.
-    pub const SIGSET: usize = 8;
-    /// `mmap`.
-    pub const MMAP: usize = 9;
-    /// `mmap64`.
-    pub const MMAP64: usize = 10;
-    /// `munmap`.
-    pub const MUNMAP: usize = 11;
-    /// `mremap`.
-    pub const MREMAP: usize = 12;
-    /// `dlopen`.
-    pub const DLOPEN: usize = 13;
-    /// `dlmopen`.
-    pub const DLMOPEN: usize = 14;
-    /// `dlclose`.
-    pub const DLCLOSE: usize = 15;
+/// Functions by their names: a module with the index of each one, and the names.
+macro_rules! functions {
+    ($(#[$comment:meta])* $module:ident: $($name:ident),+) => {
+        $(#[$comment])*
+        #[allow(dead_code, non_camel_case_types, non_upper_case_globals)]
+        pub mod $module {
+            enum Index { $($name),+ }
+            $(pub const $name: usize = Index::$name as usize;)+
+            pub const NAMES: [&core::ffi::CStr; [$($name),+].len()] =
+                [$(match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => c"",
+                }),+];
+        }
+    };
 }
+
+functions!(
+    /// Other functions of libc, which the shim observes.
+    libc_function: prctl, syscall, sigaction, signal, bsd_signal, sysv_signal, __sysv_signal, ssignal, sigset, mmap,
+        mmap64, munmap, mremap, dlopen, dlmopen, dlclose
+);
+
+/// Those functions; null until they are looked up, and where libc has none.
+pub static LIBC_FUNCTIONS: [AtomicPtr<()>; libc_function::NAMES.len()] =
+    [const { AtomicPtr::new(null_mut()) }; libc_function::NAMES.len()];
 
 /// Calls one of `LIBC_FUNCTIONS` with the program's arguments; -1 if libc has no such function.
 pub fn call(index: usize, arguments: [usize; 6]) -> usize {
     // SAFETY: the type of a call with six words.
     type Call = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
     let mut function = libc_function_at(index);
-    if function.is_null() && index == libc_function::MMAP64 {
+    if function.is_null() && index == libc_function::mmap64 {
         // musl has none.
-        function = libc_function_at(libc_function::MMAP);
+        function = libc_function_at(libc_function::mmap);
     }
     if function.is_null() {
         return usize::MAX;
@@ -285,7 +260,9 @@ pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
     }
     let (number, [a, b, c]) = match function {
         // Exceptions cannot pass this library: null makes the entry point call the one that throws.
-        Function::New | Function::NewArray => (function as usize + NOTHROW, [a, NO_THROW.as_ptr() as usize, 0]),
+        Function::New | Function::NewArray => {
+            (function as usize + NOTHROW, [a, NO_THROW.as_ptr() as usize, 0])
+        }
         Function::NewAligned | Function::NewArrayAligned => {
             (function as usize + NOTHROW, [a, b, NO_THROW.as_ptr() as usize])
         }
@@ -429,41 +406,26 @@ fn leave_bootstrap(old: usize, old_size: usize, size: usize) -> usize {
     block
 }
 
-/// Names of operator new, in the order of their numbers from `Function::New` on.
-const NEW_NAMES: [&core::ffi::CStr; 8] = [
-    c"_Znwm",
-    c"_Znam",
-    c"_ZnwmSt11align_val_t",
-    c"_ZnamSt11align_val_t",
-    c"_ZnwmRKSt9nothrow_t",
-    c"_ZnamRKSt9nothrow_t",
-    c"_ZnwmSt11align_val_tRKSt9nothrow_t",
-    c"_ZnamSt11align_val_tRKSt9nothrow_t",
-];
+functions!(
+    /// Each operator new, in the order of their numbers from `Function::New` on.
+    operator_new: _Znwm, _Znam, _ZnwmSt11align_val_t, _ZnamSt11align_val_t, _ZnwmRKSt9nothrow_t, _ZnamRKSt9nothrow_t,
+        _ZnwmSt11align_val_tRKSt9nothrow_t, _ZnamSt11align_val_tRKSt9nothrow_t
+);
 
 /// Where the entry points of operator new continue; null until it is known.
-pub static NEW: [AtomicPtr<()>; NEW_NAMES.len()] = [const { AtomicPtr::new(null_mut()) }; NEW_NAMES.len()];
+pub static NEW: [AtomicPtr<()>; operator_new::NAMES.len()] =
+    [const { AtomicPtr::new(null_mut()) }; operator_new::NAMES.len()];
 
-/// Names of functions that free the block in their first argument, by index.
-const FREE_NAMES: [&core::ffi::CStr; 14] = [
-    c"_ZdlPv",
-    c"_ZdaPv",
-    c"_ZdlPvm",
-    c"_ZdaPvm",
-    c"_ZdlPvSt11align_val_t",
-    c"_ZdaPvSt11align_val_t",
-    c"_ZdlPvmSt11align_val_t",
-    c"_ZdaPvmSt11align_val_t",
-    c"_ZdlPvRKSt9nothrow_t",
-    c"_ZdaPvRKSt9nothrow_t",
-    c"_ZdlPvSt11align_val_tRKSt9nothrow_t",
-    c"_ZdaPvSt11align_val_tRKSt9nothrow_t",
-    c"dallocx",
-    c"sdallocx",
-];
+functions!(
+    /// Functions that free the block in their first argument.
+    operator_free: _ZdlPv, _ZdaPv, _ZdlPvm, _ZdaPvm, _ZdlPvSt11align_val_t, _ZdaPvSt11align_val_t,
+        _ZdlPvmSt11align_val_t, _ZdaPvmSt11align_val_t, _ZdlPvRKSt9nothrow_t, _ZdaPvRKSt9nothrow_t,
+        _ZdlPvSt11align_val_tRKSt9nothrow_t, _ZdaPvSt11align_val_tRKSt9nothrow_t, dallocx, sdallocx
+);
 
 /// Where their entry points continue; null until it is known.
-pub static FREES: [AtomicPtr<()>; FREE_NAMES.len()] = [const { AtomicPtr::new(null_mut()) }; FREE_NAMES.len()];
+pub static FREES: [AtomicPtr<()>; operator_free::NAMES.len()] =
+    [const { AtomicPtr::new(null_mut()) }; operator_free::NAMES.len()];
 
 /// C++ libraries, which a program without one may load for its plugins only.
 const LIBRARIES: [&core::ffi::CStr; 3] = [c"libstdc++.so.6", c"libc++.so.1", c"libc++abi.so.1"];
@@ -471,13 +433,14 @@ const LIBRARIES: [&core::ffi::CStr; 3] = [c"libstdc++.so.6", c"libc++.so.1", c"l
 /// Looks up the functions in libraries that were loaded at the start.
 fn look_up_loaded_operators() {
     let find = |name: &core::ffi::CStr| symbol(RTLD_NEXT, name);
-    for (at, name) in FREES.iter().zip(FREE_NAMES) {
+    for (at, name) in FREES.iter().zip(operator_free::NAMES) {
         at.store(find(name), Ordering::Release);
     }
-    let found = NEW_NAMES.map(find);
+    let found = operator_new::NAMES.map(find);
     // jemalloc's operators for alignments call its aligned_alloc by its name.
     let is_jemalloc = is_in_allocator(find(c"mallctl") as usize);
-    let is_own = |index: usize, new: &*mut ()| is_in_allocator(*new as usize) && !(is_jemalloc && index % 4 >= 2);
+    let is_own =
+        |index: usize, new: &*mut ()| is_in_allocator(*new as usize) && !(is_jemalloc && index % 4 >= 2);
     for (index, ((at, new), counted)) in NEW.iter().zip(found).zip(entry::COUNTED_NEW).enumerate() {
         set(Function::New as usize + index, new);
         at.store(if is_own(index, &new) { counted as *mut () } else { new }, Ordering::Release);
@@ -490,15 +453,17 @@ pub extern "C" fn look_up_operators() {
     let find = |name: &core::ffi::CStr, otherwise: *mut ()| {
         let found = symbol(RTLD_NEXT, name);
         let loaded = LIBRARIES.map(loaded_library);
-        let mut all = [found].into_iter().chain(loaded.into_iter().filter(|library| !library.is_null()).map(|library| symbol(library, name)));
+        let mut all = [found].into_iter().chain(
+            loaded.into_iter().filter(|library| !library.is_null()).map(|library| symbol(library, name)),
+        );
         all.find(|found| !found.is_null()).unwrap_or(otherwise)
     };
-    for (at, name) in FREES.iter().zip(FREE_NAMES) {
+    for (at, name) in FREES.iter().zip(operator_free::NAMES) {
         if at.load(Ordering::Acquire).is_null() {
             at.store(find(name, entry::free as *mut ()), Ordering::Release);
         }
     }
-    for (index, (at, name)) in NEW.iter().zip(NEW_NAMES).enumerate() {
+    for (index, (at, name)) in NEW.iter().zip(operator_new::NAMES).enumerate() {
         let is_aligned = index % 4 >= 2;
         let otherwise = if is_aligned { entry::new_aligned as *mut () } else { entry::malloc as *mut () };
         if at.load(Ordering::Acquire).is_null() {

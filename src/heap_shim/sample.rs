@@ -61,7 +61,7 @@ pub unsafe extern "C" fn allocate_wide(
     index: u32,
 ) -> usize {
     let call = || real::call(index as usize, *arguments);
-    if index as usize != real::index::ZONE_BATCH_MALLOC {
+    if index as usize != real::index::malloc_zone_batch_malloc {
         let request = Request { old_block: 0, size: arguments[2] as u64 };
         return handle(Function::ZoneMemalign, request, registers, call, |result| result as u64);
     }
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn free_batch(zone: usize, blocks: *const usize, count: u3
         // SAFETY: as many blocks are there.
         forget(unsafe { *blocks.add(at) });
     }
-    real::call(real::index::ZONE_BATCH_FREE, [zone, blocks as usize, count as usize, 0, 0, 0]);
+    real::call(real::index::malloc_zone_batch_free, [zone, blocks as usize, count as usize, 0, 0, 0]);
 }
 
 /// Records the free of a block that may be sampled, before the allocator gets it back.

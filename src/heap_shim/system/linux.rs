@@ -312,8 +312,8 @@ mod usage;
 pub use usage::peak_resident_bytes;
 #[path = "directory_linux.rs"]
 mod directory;
-pub use directory::{Directory, RingError};
 use directory::Descriptor;
+pub use directory::{Directory, RingError};
 
 #[path = "signals_linux.rs"]
 mod signals;

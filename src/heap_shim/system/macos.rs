@@ -378,9 +378,7 @@ impl Directory {
     fn open_file(&self, name: &FileName, flags: c_int) -> c_int {
         let mode: c_int = 0o600;
         // SAFETY: a C string.
-        unsafe {
-            openat(self.0, name.as_ptr().cast(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode)
-        }
+        unsafe { openat(self.0, name.as_ptr().cast(), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode) }
     }
 
     /// Reads the beginning of a file; returns the number of bytes.
