@@ -60,13 +60,15 @@ def files(commit):
 
 
 def bare(text):
-    """Rust without strings and comments, so that braces can be counted; lines stay lines."""
+    """Rust without strings and comments, so that braces can be counted; lines stay lines, also those of strings."""
 
     def blank(match):
         text = match.group()
         if match.group("path"):
             return text
-        return ("" if text[0] == "/" else "' '" if "'" in text[:2] else '""') + "\n" * text.count("\n")
+        if text[0] == "/":
+            return "\n" * text.count("\n")
+        return re.sub(r'.+', '""', text) if '"' in text else "' '"
 
     return LITERALS.sub(blank, text)
 
