@@ -6,14 +6,15 @@
 //! `entries`), `.debug_frame` for functions that are only there, and Go's own table (see `gopclntab`).
 //! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4; AADWARF64, 4.
 
-mod entries;
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))] // the test executable must be ELF
+mod tests;
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use gimli::{
-    BaseAddresses, CfaRule, EhFrameHdr, LittleEndian, RegisterRule, UnwindContext, UnwindExpression,
-    UnwindOffset, UnwindSection,
+    BaseAddresses, CfaRule, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry,
+    LittleEndian, RegisterRule, UnwindContext, UnwindExpression, UnwindOffset, UnwindSection, Vendor,
 };
 use object::elf::{
     CompressionHeader32, CompressionHeader64, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, FileHeader32,
@@ -21,7 +22,6 @@ use object::elf::{
 };
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 
-use super::b_key::Readable;
 use super::elf::{Class, SECTION_NAME_BYTES_MAX, class, section_names};
 use super::gopclntab::GoFunctions;
 use super::object::name_at;
@@ -127,8 +127,8 @@ impl Cfi {
                 Some((_, header)) => Search::Header(header),
                 None => {
                     let (readable, _) = marks.of(&bytes[frames.clone()]);
-                    let section = entries::eh_frame(readable, address_bytes);
-                    Search::Index(entries::index(section, readable, &bases))
+                    let section = eh_frame(readable, address_bytes);
+                    Search::Index(index(section, readable, &bases))
                 }
             };
             tables.push(Table { frames, unpacked: None, is_debug: false, search, marks });
@@ -138,7 +138,7 @@ impl Cfi {
             && (unpacked.is_some() || !is_compressed)
         {
             let content = unpacked.as_deref().unwrap_or(&bytes[frames.clone()]);
-            let index = entries::index(entries::debug_frame(content, address_bytes), content, &bases);
+            let index = index(debug_frame(content, address_bytes), content, &bases);
             let (search, marks) = (Search::Index(index), Readable::as_is());
             tables.push(Table { frames, unpacked, is_debug: true, search, marks });
         }
@@ -169,17 +169,10 @@ impl Cfi {
         let by_table = self.tables.iter().find_map(|table| {
             let (frames, offset) = self.last_entry(table, bytes, pc)?;
             if table.is_debug {
-                row_of(entries::debug_frame(frames, self.address_bytes), frames, &self.bases, offset, pc, &[])
+                row_of(debug_frame(frames, self.address_bytes), frames, &self.bases, offset, pc, &[])
             } else {
                 let (frames, not_signal) = table.marks.of(frames);
-                row_of(
-                    entries::eh_frame(frames, self.address_bytes),
-                    frames,
-                    &self.bases,
-                    offset,
-                    pc,
-                    not_signal,
-                )
+                row_of(eh_frame(frames, self.address_bytes), frames, &self.bases, offset, pc, not_signal)
             }
         });
         by_table.or_else(|| self.go.as_ref()?.row(bytes, pc))
@@ -193,10 +186,10 @@ impl Cfi {
         let of_table = |table: &Table| {
             let (frames, offset) = self.last_entry(table, bytes, at)?;
             if table.is_debug {
-                entries::range(&entries::debug_frame(frames, self.address_bytes), frames, &self.bases, offset)
+                range(&debug_frame(frames, self.address_bytes), frames, &self.bases, offset)
             } else {
                 let (frames, _) = table.marks.of(frames);
-                entries::range(&entries::eh_frame(frames, self.address_bytes), frames, &self.bases, offset)
+                range(&eh_frame(frames, self.address_bytes), frames, &self.bases, offset)
             }
         };
         let of_go = self.go.as_ref().and_then(|go| go.at(bytes, at));
@@ -215,7 +208,7 @@ impl Cfi {
         };
         let offset = match &table.search {
             Search::Header(header) => self.offset_in(bytes.get(header.clone())?, at)?,
-            Search::Index(index) => entries::last_entry(index, at.0)?.2,
+            Search::Index(index) => last_entry(index, at.0)?.2,
         };
         Some((frames, offset))
     }
@@ -257,25 +250,23 @@ impl Entries {
     /// The row at `pc` by the entry at `offset` in the section `bytes`.
     pub(super) fn row<C: Columns>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<C>> {
         let (bytes, not_signal) = self.marks.of(bytes);
-        row_of(entries::eh_frame(bytes, MACHO_ADDRESS_BYTES), bytes, &self.bases, offset, pc, not_signal)
+        row_of(eh_frame(bytes, MACHO_ADDRESS_BYTES), bytes, &self.bases, offset, pc, not_signal)
     }
 
     /// The row at `pc`, after a search for its entry.
     pub(super) fn search<C: Columns>(&self, bytes: &[u8], pc: Svma) -> Option<Row<C>> {
-        self.row(bytes, entries::entry_at(self.index(bytes), pc.0)?, pc)
+        self.row(bytes, entry_at(self.index(bytes), pc.0)?, pc)
     }
 
     /// The bounds of the function at a stated address, by the entry that covers it.
     pub(super) fn function(&self, bytes: &[u8], at: Svma) -> Option<Range<Svma>> {
-        let (start, end, _) = entries::last_entry(self.index(bytes), at.0)?;
+        let (start, end, _) = last_entry(self.index(bytes), at.0)?;
         (at.0 < *end).then_some(Svma(*start)..Svma(*end))
     }
 
     fn index(&self, bytes: &[u8]) -> &[(u64, u64, usize)] {
         let (readable, _) = self.marks.of(bytes);
-        self.index.get_or_init(|| {
-            entries::index(entries::eh_frame(readable, MACHO_ADDRESS_BYTES), readable, &self.bases)
-        })
+        self.index.get_or_init(|| index(eh_frame(readable, MACHO_ADDRESS_BYTES), readable, &self.bases))
     }
 }
 
@@ -292,10 +283,10 @@ fn row_of<'a, S, C: Columns>(
     not_signal: &[usize],
 ) -> Option<Row<C>>
 where
-    S: UnwindSection<entries::Reader<'a>>,
+    S: UnwindSection<Reader<'a>>,
     S::Offset: UnwindOffset<usize>,
 {
-    let fde = entries::fde(&section, bytes, bases, offset)?;
+    let fde = fde(&section, bytes, bases, offset)?;
     if !fde.contains(pc.0) {
         return None;
     }
@@ -404,5 +395,256 @@ fn has_table(header: &[u8], bases: &BaseAddresses, address_bytes: u8) -> bool {
     })
 }
 
-#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))] // the test executable must be ELF
-mod tests;
+// ---- The entries of `.eh_frame` and `.debug_frame`: single ones by offset, and an index of all by address. Input:
+// the bytes of a section, hostile. Not for: the content of an entry (see `cfi`).
+//
+// Entries far longer than real ones are refused without being read: thousands can refer to one CIE, and the
+// instructions of an entry are executed for each address.
+
+type Reader<'a> = EndianSlice<'a, LittleEndian>;
+
+/// Limit on the length of a CIE, in bytes: those of libc, LLVM, rustc and node have up to 36.
+const CIE_BYTES_MAX: u64 = 1024;
+/// Limit on the length of an FDE, in bytes: the longest of LLVM has 2,880, of rustc 11,596.
+const FDE_BYTES_MAX: u64 = 64 * 1024;
+
+/// `.eh_frame` for a processor with this pointer size.
+fn eh_frame(bytes: &[u8], address_bytes: u8) -> EhFrame<Reader<'_>> {
+    let mut section = EhFrame::new(bytes, LittleEndian);
+    section.set_address_size(address_bytes);
+    // Other processors lack the vendor's instruction, so the processor need not be known.
+    section.set_vendor(Vendor::AArch64);
+    section
+}
+
+/// `.debug_frame` for a processor with this pointer size.
+fn debug_frame(bytes: &[u8], address_bytes: u8) -> DebugFrame<Reader<'_>> {
+    let mut section = DebugFrame::new(bytes, LittleEndian);
+    section.set_address_size(address_bytes);
+    section.set_vendor(Vendor::AArch64);
+    section
+}
+
+/// The entries of a section by first address, end address and offset; sorted. Malformed entries are skipped; a
+/// malformed length ends the list.
+fn index<'a, S>(section: S, bytes: &[u8], bases: &BaseAddresses) -> Vec<(u64, u64, usize)>
+where
+    S: UnwindSection<Reader<'a>>,
+    S::Offset: UnwindOffset<usize>,
+{
+    let (mut at, mut index) = (0, Vec::new());
+    // Not gimli's iterator, which ends at a CIE that it does not support.
+    while let Some((head, length)) = length_at(bytes, at).filter(|(_, length)| *length > 0) {
+        if let Some(range) = range(&section, bytes, bases, at) {
+            index.push((range.start, range.end, at));
+        }
+        let next = usize::try_from(length).ok().and_then(|length| at.checked_add(head)?.checked_add(length));
+        let Some(next) = next else { break };
+        at = next;
+    }
+    index.sort_unstable();
+    index
+}
+
+/// The offset of the entry that covers an address.
+fn entry_at(index: &[(u64, u64, usize)], pc: u64) -> Option<usize> {
+    last_entry(index, pc).filter(|(_, end, _)| pc < *end).map(|(.., offset)| *offset)
+}
+
+/// The last entry that begins at or before an address.
+fn last_entry(index: &[(u64, u64, usize)], at: u64) -> Option<&(u64, u64, usize)> {
+    index.get(index.partition_point(|(start, ..)| *start <= at).checked_sub(1)?)
+}
+
+/// The addresses of the entry at an offset, if it has any.
+fn range<'a, S>(section: &S, bytes: &[u8], bases: &BaseAddresses, offset: usize) -> Option<Range<u64>>
+where
+    S: UnwindSection<Reader<'a>>,
+    S::Offset: UnwindOffset<usize>,
+{
+    let fde = fde(section, bytes, bases, offset)?;
+    let end = fde.initial_address().saturating_add(fde.len());
+    (fde.initial_address() < end).then_some(fde.initial_address()..end)
+}
+
+/// The FDE at an offset of a section with these `bytes`; `None` for a CIE, or if the FDE or its CIE is malformed
+/// or too long.
+fn fde<'a, S>(
+    section: &S,
+    bytes: &[u8],
+    bases: &BaseAddresses,
+    offset: usize,
+) -> Option<FrameDescriptionEntry<Reader<'a>>>
+where
+    S: UnwindSection<Reader<'a>>,
+    S::Offset: UnwindOffset<usize>,
+{
+    length_at(bytes, offset).filter(|(_, length)| *length <= FDE_BYTES_MAX)?;
+    let cie =
+        |section: &S, bases: &BaseAddresses, at: S::Offset| match length_at(bytes, UnwindOffset::into(at)) {
+            Some((_, length)) if length <= CIE_BYTES_MAX => section.cie_from_offset(bases, at),
+            _ => Err(gimli::Error::NoUnwindInfoForAddress),
+        };
+    section.fde_from_offset(bases, S::Offset::from(offset), cie).ok()
+}
+
+/// The length of the entry at an offset, and the size of the length field (DWARF 5, 7.4).
+fn length_at(bytes: &[u8], offset: usize) -> Option<(usize, u64)> {
+    let rest = bytes.get(offset..)?;
+    match u32::from_le_bytes(*rest.first_chunk()?) {
+        u32::MAX => Some((12, u64::from_le_bytes(*rest.get(4..)?.first_chunk()?))),
+        length => Some((4, length.into())),
+    }
+}
+
+// ---- CIE augmentations of aarch64 that gimli refuses: `B` for functions that sign return addresses with the B key,
+// as arm64e code does, and `G` for functions that tag their stack. Input: an `.eh_frame` section; output: a copy
+// that gimli reads, if there are any.
+//
+// Nothing here depends on them: signatures are stripped, and tags belong to data addresses. Format: AADWARF64,
+// 4.3. Compilers do not emit them in `.debug_frame` (gas `output_cie`, LLVM `EmitCIE`).
+
+/// Limit on augmentations searched, in bytes; compilers emit up to 5.
+const AUGMENTATION_MAX: usize = 16;
+
+/// A section in the form that gimli reads; searched on first use.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Readable(OnceLock<Option<RewrittenSection>>);
+
+impl Readable {
+    /// A section of a processor without these augmentations.
+    pub(super) fn as_is() -> Readable {
+        Readable(OnceLock::from(None))
+    }
+
+    /// The section, and the CIEs with an added signal trampoline augmentation. `bytes` must be the same each time.
+    pub(super) fn of<'a>(&'a self, bytes: &'a [u8]) -> (&'a [u8], &'a [usize]) {
+        match self.0.get_or_init(|| rewrite(bytes)) {
+            Some(rewritten) => (&rewritten.bytes, &rewritten.not_signal),
+            None => (bytes, &[]),
+        }
+    }
+}
+
+/// A section with the augmentations replaced by that of signal trampolines (`S`).
+#[derive(Clone, Debug)]
+struct RewrittenSection {
+    bytes: Vec<u8>,
+    /// Offsets of the CIEs that are no signal trampolines; ascending.
+    not_signal: Vec<usize>,
+}
+
+/// Rewrites a section; `None` if it has none of these augmentations.
+fn rewrite(section: &[u8]) -> Option<RewrittenSection> {
+    let mut rewritten: Option<RewrittenSection> = None;
+    let word = |at: usize| section.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word));
+    let mut at = 0usize;
+    // An entry with a 64-bit length, which compilers do not emit, ends this, and gimli's use too.
+    while let Some(length) = word(at).filter(|length| (4..0xffff_fff0).contains(length)) {
+        let augmentation = at + 9;
+        if word(at + 4) == Some(0) {
+            let letters = section.get(augmentation..).unwrap_or_default().iter().take(AUGMENTATION_MAX);
+            let letters: Vec<u8> = letters.take_while(|letter| **letter != 0).copied().collect();
+            let marks = letters.iter().enumerate().filter(|(_, letter)| matches!(letter, b'B' | b'G'));
+            for (index, _) in marks {
+                let rewritten = rewritten.get_or_insert_with(|| RewrittenSection {
+                    bytes: section.to_vec(),
+                    not_signal: Vec::new(),
+                });
+                rewritten.bytes[augmentation + index] = b'S';
+                if !letters.contains(&b'S') && rewritten.not_signal.last() != Some(&at) {
+                    rewritten.not_signal.push(at);
+                }
+            }
+        }
+        at = at.checked_add(4)?.checked_add(usize::try_from(length).ok()?)?;
+    }
+    rewritten
+}
+
+#[cfg(test)]
+mod entries_tests {
+    use super::*;
+
+    /// An entry of `.debug_frame`, padded with `DW_CFA_nop`.
+    fn entry(id: u32, content: &[u8]) -> Vec<u8> {
+        let mut bytes = [&id.to_le_bytes(), content].concat();
+        bytes.resize((bytes.len() + 4).next_multiple_of(8) - 4, 0);
+        [(bytes.len() as u32).to_le_bytes().as_slice(), &bytes].concat()
+    }
+
+    fn cie(augmentation: &[u8]) -> Vec<u8> {
+        // Factors 1 and -8, return address in column 16; DW_CFA_def_cfa: rsp+8.
+        entry(u32::MAX, &[&[1], augmentation, &[0, 1, 0x78, 16, 0x0c, 7, 8]].concat())
+    }
+
+    fn fde_of(cie: usize, address: u64, instructions: usize) -> Vec<u8> {
+        let range = [address.to_le_bytes(), 0x10u64.to_le_bytes()].concat();
+        entry(cie as u32, &[range, vec![0; instructions]].concat())
+    }
+
+    fn indexed(bytes: &[u8]) -> Vec<u64> {
+        let index = index(debug_frame(bytes, 8), bytes, &BaseAddresses::default());
+        index.into_iter().map(|(start, ..)| start).collect()
+    }
+
+    #[test]
+    fn an_unsupported_entry_loses_only_itself() {
+        let mut section = [cie(b""), fde_of(0, 0x1000, 0)].concat();
+        let unknown = section.len();
+        section.extend(cie(b"?"));
+        section.extend([fde_of(unknown, 0x2000, 0), fde_of(0, 0x3000, 0)].concat());
+        assert_eq!(indexed(&section), [0x1000, 0x3000]);
+    }
+
+    #[test]
+    fn excessive_lengths_are_refused() {
+        let long = FDE_BYTES_MAX as usize;
+        let section = [cie(b""), fde_of(0, 0x1000, long), fde_of(0, 0x2000, long - 100)].concat();
+        assert_eq!(indexed(&section), [0x2000]);
+        let section = [cie(&[b'S'; 900]), fde_of(0, 0x1000, 0)].concat();
+        assert_eq!(indexed(&section), [0x1000]);
+        // Reading it for each entry would take minutes.
+        let mut section = cie(&vec![b'S'; 600_000]);
+        section.extend(fde_of(0, 0x1000, 0).repeat(60_000));
+        let started = crate::cpu_time::CpuTime::start();
+        assert_eq!(indexed(&section), [0u64; 0]);
+        assert!(started.used().as_secs() < 5);
+    }
+
+    #[test]
+    fn malformed_lengths_end() {
+        for bytes in [&[][..], &[9], &[0xff; 4], &[0xff; 12], &[0xff; 40], &[0; 8], &[8, 0, 0, 0, 1]] {
+            assert!(indexed(bytes).is_empty(), "{bytes:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod b_key_tests {
+    use super::*;
+
+    fn cie(augmentation: &[u8]) -> Vec<u8> {
+        let content = [&[0, 0, 0, 0, 1], augmentation, &[0, 1, 0x78, 30, 1, 0x10]].concat();
+        [(content.len() as u32).to_le_bytes().as_slice(), &content].concat()
+    }
+
+    #[test]
+    fn the_augmentation_is_rewritten_in_each_cie_and_nowhere_else() {
+        let section = [cie(b"zR"), cie(b"zRB"), cie(b"zRSB"), cie(b"zRBG"), b"BGBGBG".to_vec()].concat();
+        let rewritten = rewrite(&section).expect("three marks");
+        let expected = [cie(b"zR"), cie(b"zRS"), cie(b"zRSS"), cie(b"zRSS"), b"BGBGBG".to_vec()].concat();
+        assert_eq!(rewritten.bytes, expected);
+        let third = section.len() - 6 - cie(b"zRBG").len();
+        assert_eq!(rewritten.not_signal, [cie(b"zR").len(), third]);
+        assert!(rewrite(&cie(b"zPLR")).is_none());
+    }
+
+    #[test]
+    fn malformed_sections_end() {
+        for bytes in [&[][..], &[4], &[4, 0, 0, 0], &[0xff; 40], &[5, 0, 0, 0, 0, 0, 0, 0, 1, b'B']] {
+            let _ = rewrite(bytes);
+        }
+        assert!(rewrite(&[0x20, 0, 0, 0, 0, 0, 0, 0, 1, b'B']).is_some());
+    }
+}

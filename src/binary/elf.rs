@@ -7,12 +7,8 @@
 
 #[cfg(test)]
 pub(crate) mod build;
-pub mod entries;
 pub mod functions;
-pub mod machine;
 pub mod relocated_object;
-pub mod structures;
-pub mod variables;
 
 use std::ops::Range;
 
@@ -332,6 +328,17 @@ fn program_headers<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> Option
     let clip = |offset: u64| usize::try_from(offset.min(mapped)).ok();
     compared.map(|range| Some(clip(range.start)?..clip(range.end)?)).collect()
 }
+
+// ---- ELF machine numbers (`e_machine`).
+
+/// i386.
+pub const X86: u16 = elf::EM_386.0;
+/// 32-bit Arm.
+pub const ARM: u16 = elf::EM_ARM.0;
+/// x86-64.
+pub const X86_64: u16 = elf::EM_X86_64.0;
+/// AArch64.
+pub const AARCH64: u16 = elf::EM_AARCH64.0;
 
 #[cfg(all(test, target_os = "linux"))] // the test executable must be ELF
 mod tests {

@@ -8,31 +8,30 @@
 //!
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 
-pub mod export;
-pub mod fat;
-pub mod functions;
-pub mod unwind;
-pub mod unwind_info;
-
 #[cfg(test)]
 pub(crate) mod build;
 #[cfg(test)]
 mod tests;
+pub mod unwind;
 
 use std::ops::Range;
 
 use object::LittleEndian;
 use object::macho::{
-    DyldInfoCommand, EncryptionInfoCommand64, EntryPointCommand, LC_DYLD_EXPORTS_TRIE, LC_DYLD_INFO,
-    LC_DYLD_INFO_ONLY, LC_ENCRYPTION_INFO_64, LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT, LC_SEGMENT_64,
-    LC_SYMTAB, LC_UNIXTHREAD, LC_UUID, LinkeditDataCommand, MH_DYLINKER, MachHeader32, MachHeader64,
-    S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SegmentCommand32, SegmentCommand64, SymtabCommand,
-    UuidCommand,
+    DyldInfoCommand, EncryptionInfoCommand64, EntryPointCommand, FatArch32, FatArch64, LC_DYLD_EXPORTS_TRIE,
+    LC_DYLD_INFO, LC_DYLD_INFO_ONLY, LC_ENCRYPTION_INFO_64, LC_FUNCTION_STARTS, LC_MAIN, LC_SEGMENT,
+    LC_SEGMENT_64, LC_SYMTAB, LC_UNIXTHREAD, LC_UUID, LinkeditDataCommand, MH_DYLINKER, MachHeader32,
+    MachHeader64, S_ATTR_PURE_INSTRUCTIONS, S_ATTR_SOME_INSTRUCTIONS, SegmentCommand32, SegmentCommand64,
+    SymtabCommand, UuidCommand,
 };
-use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as SegmentCommand};
+use object::read::macho::{
+    FatArch, LoadCommandData, MachHeader, MachOFatFile, Section, Segment as SegmentCommand,
+};
 
-use super::FormatError;
+use super::object::part;
+use super::{FormatError, ImageBytes};
 use crate::addr::Svma;
+use crate::leb128::take_unsigned;
 
 /// Limit on segments of a file; linkers create four to six.
 pub const SEGMENTS_MAX: usize = 256;
@@ -136,7 +135,7 @@ impl MachO {
             [] => Err(FormatError::Empty),
             _ if bytes.starts_with(&MAGIC) => MachO::read::<MachHeader64<LittleEndian>>(bytes),
             _ if bytes.starts_with(&MAGIC_32) => MachO::read::<MachHeader32<LittleEndian>>(bytes),
-            _ if fat::is_fat(bytes) => Err(FormatError::Fat),
+            _ if is_fat(bytes) => Err(FormatError::Fat),
             [0xfe, 0xed, 0xfa, 0xce | 0xcf, ..] => Err(FormatError::MachOVariant),
             _ => Err(FormatError::NotMachO),
         }
@@ -354,4 +353,293 @@ fn take(
         _ => {}
     }
     Ok(())
+}
+
+// ---- Fat (universal) files: one file with a Mach-O image for each of several processors.
+//
+// Input: a whole file, hostile, and the identity of the wanted image. Output: the bytes of that image. Thin files
+// pass through the same check, so the caller need not distinguish them. Not for: archives, or the content of the
+// image.
+//
+// Format: `<mach-o/fat.h>` of xnu; big-endian for any processor.
+
+/// Limit on images in one file. Java class files begin with the same magic number, followed by a version of at
+/// least 45 in place of this count.
+pub const IMAGES_MAX: u32 = 32;
+
+/// The identity of the wanted image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageIdentity {
+    /// UUID of the loaded image, sufficient by itself. A file may contain arm64 and arm64e code with completely
+    /// different addresses, and the caller cannot guess which one runs.
+    pub uuid: Option<[u8; 16]>,
+    /// `cputype`, if there is no UUID.
+    pub cpu_type: u32,
+    /// `cpusubtype`, if there is no UUID and several images have the type.
+    pub cpu_subtype: u32,
+}
+
+/// Selects the wanted image of a fat or thin file.
+///
+/// # Errors
+/// [`FormatError::OtherUuid`], [`FormatError::NoProcessor`], or an invalid file.
+pub fn choose(bytes: &ImageBytes, wanted: &ImageIdentity) -> Result<ImageBytes, FormatError> {
+    let data = bytes.bytes();
+    let slices = slices(data)?;
+    let head = |slice: &Slice| MachO::parse(data.get(clipped(&slice.range, data.len()))?).ok();
+    if let Some(uuid) = wanted.uuid {
+        let found = slices.iter().find(|slice| head(slice).is_some_and(|macho| macho.uuid == Some(uuid)));
+        let found = found.ok_or(FormatError::OtherUuid)?;
+        return Ok(part(bytes, &found.range));
+    }
+    let fits = |slice: &&Slice| slice.cpu_type == wanted.cpu_type;
+    let exactly = slices.iter().filter(fits).find(|slice| slice.cpu_subtype == wanted.cpu_subtype);
+    let found = exactly.or_else(|| slices.iter().find(fits)).ok_or(FormatError::NoProcessor)?;
+    Ok(part(bytes, &found.range))
+}
+
+/// One image of a fat file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// `cputype`.
+    pub cpu_type: u32,
+    /// `cpusubtype` without its capability bits.
+    pub cpu_subtype: u32,
+    /// Its stated bytes in the file; all offsets inside are relative to its start.
+    pub range: Range<u64>,
+}
+
+/// The images of a fat file in file order; a thin file is one image.
+///
+/// # Errors
+/// The file is neither, or invalid.
+pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
+    if !is_fat(bytes) {
+        let macho = MachO::parse(bytes)?;
+        let range = 0..bytes.len() as u64;
+        return Ok(vec![Slice { cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype, range }]);
+    }
+    match bytes[3] {
+        0xbe => read::<FatArch32>(bytes),
+        _ => read::<FatArch64>(bytes),
+    }
+}
+
+/// Whether a file has the magic number of fat files.
+pub(crate) fn is_fat(bytes: &[u8]) -> bool {
+    match bytes {
+        [0xca, 0xfe, 0xba, 0xbe | 0xbf, count @ ..] => {
+            count.first_chunk().is_some_and(|count| u32::from_be_bytes(*count) <= IMAGES_MAX)
+        }
+        _ => false,
+    }
+}
+
+fn read<Arch: FatArch>(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
+    let file = MachOFatFile::<Arch>::parse(bytes)?;
+    let slice = |arch: &Arch| {
+        let (offset, size) = arch.file_range();
+        let cpu_subtype = arch.cpusubtype().0 & SUBTYPE_BITS;
+        Slice { cpu_type: arch.cputype().0, cpu_subtype, range: offset..offset.saturating_add(size) }
+    };
+    Ok(file.arches().iter().map(slice).collect())
+}
+
+fn clipped(range: &Range<u64>, length: usize) -> Range<usize> {
+    let clip = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
+    let end = clip(range.end);
+    clip(range.start).min(end)..end
+}
+
+// ---- Finds one name in an exports trie.
+//
+// Input: the bytes of the trie, hostile, and the name as stored in the trie (with its underscore). Output: its
+// address. For all names at once see `symbol::table`.
+//
+// Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`.
+
+/// Limit on edges from the root to a name: each consumes a letter of it, except in malformed tries.
+const EDGES_MAX: usize = 1024;
+/// Flags of re-exports and resolvers, which have no address in this image.
+const NOT_HERE: u64 = 0x08 | 0x10;
+
+/// Offset of `name` from the start of `__TEXT`; `None` if this image does not export it, or the trie is malformed
+/// on the path.
+#[must_use]
+pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
+    let (mut at, mut rest) = (0, name);
+    for _ in 0..EDGES_MAX {
+        let mut node = trie.get(at..)?;
+        let terminal_bytes = usize::try_from(take_unsigned(&mut node)?).ok()?;
+        let (mut terminal, children) = node.split_at_checked(terminal_bytes)?;
+        if rest.is_empty() {
+            let flags = take_unsigned(&mut terminal)?;
+            return if flags & NOT_HERE == 0 { take_unsigned(&mut terminal) } else { None };
+        }
+        let (count, mut children) = children.split_first()?;
+        let mut next = None;
+        for _ in 0..*count {
+            let end = children.iter().position(|byte| *byte == 0)?;
+            let (letters, after) = (&children[..end], &children[end + 1..]);
+            children = after;
+            let offset = take_unsigned(&mut children)?;
+            if let Some(left) = rest.strip_prefix(letters) {
+                next = Some((usize::try_from(offset).ok()?, left));
+                break;
+            }
+        }
+        (at, rest) = next?;
+    }
+    None
+}
+
+// ---- The functions of a Mach-O file as ranges.
+//
+// Input: a summary and the bytes it was read from, hostile. Output: address -> range. The list
+// (`LC_FUNCTION_STARTS`) also exists in stripped files. Not for: names.
+
+/// The starts of a file's functions, and its sections with instructions.
+#[derive(Clone, Debug, Default)]
+pub struct Functions {
+    /// Offsets from the start of `__TEXT`, ascending: half the memory of addresses.
+    starts: Vec<u32>,
+    text: Svma,
+    /// A function extends at most to the end of its section: the stubs after `__text` are in no list.
+    code: Vec<Range<Svma>>,
+}
+
+impl Functions {
+    /// Reads the list; empty if the file has none. At most one entry per byte.
+    #[must_use]
+    pub fn read(macho: &MachO, bytes: &ImageBytes) -> Functions {
+        let range = &macho.linkedit.function_starts;
+        let in_file =
+            || bytes.bytes().get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
+        // An image read from memory has it separately.
+        let list = bytes.linkedit().map(|linkedit| linkedit.function_starts.bytes()).or_else(in_file);
+        let starts = function_starts(list.unwrap_or_default(), macho.text.start);
+        Functions {
+            starts: starts.map_while(|start| u32::try_from(start - macho.text.start).ok()).collect(),
+            text: macho.text.start,
+            code: macho.code.iter().flatten().cloned().collect(),
+        }
+    }
+
+    /// The function at an address: from its start to that of the next one, or to the end of its section. `None`
+    /// outside code sections and before the first function of one.
+    #[must_use]
+    pub fn at(&self, svma: Svma) -> Option<Range<Svma>> {
+        let section = self.code.iter().find(|section| section.contains(&svma))?;
+        let offset = u32::try_from(svma.0.checked_sub(self.text.0)?).ok()?;
+        let after = self.starts.partition_point(|start| *start <= offset);
+        let start = self.text + u64::from(*self.starts.get(after.checked_sub(1)?)?);
+        let next = self.starts.get(after).map(|next| self.text + u64::from(*next));
+        let end = next.map_or(section.end, |next| next.min(section.end));
+        section.contains(&start).then_some(start..end)
+    }
+}
+
+#[cfg(test)]
+mod export_tests {
+    use super::*;
+
+    /// `_a` at 0x10, `_ab` at 0x20, and `_x`, re-exported from another library.
+    const TRIE: &[u8] = &[
+        0, 1, b'_', 0, 5, // 0: the root, "_" leads to 5
+        0, 2, b'a', 0, 13, b'x', 0, 24, // 5: "a", "x"
+        2, 0, 0x10, 1, b'b', 0, 20, // 13: _a; "b"
+        2, 0, 0x20, 0, // 20: _ab
+        2, 0x08, 1, 0, // 24: _x, of another library
+    ];
+
+    #[test]
+    fn names_lead_to_addresses() {
+        assert_eq!(find(TRIE, b"_a"), Some(0x10));
+        assert_eq!(find(TRIE, b"_ab"), Some(0x20));
+        for missing in [&b"_x"[..], b"_", b"_abc", b"_y", b"", b"a"] {
+            assert_eq!(find(TRIE, missing), None, "{missing:?}");
+        }
+    }
+
+    #[test]
+    fn malformed_tries_end_the_search() {
+        for length in 0..TRIE.len() {
+            assert!(find(&TRIE[..length], b"_ab").is_none_or(|found| found == 0x20), "cut at {length}");
+        }
+        for at in 0..TRIE.len() {
+            for byte in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut damaged = TRIE.to_vec();
+                damaged[at] = byte;
+                let _ = find(&damaged, b"_ab");
+            }
+        }
+        // A node with an edge to itself that consumes no letter.
+        assert_eq!(find(&[0, 1, 0, 0], b"_a"), None);
+    }
+}
+
+#[cfg(test)]
+mod functions_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::build::{File, TEXT};
+    use super::*;
+
+    fn functions(file: &File) -> Functions {
+        let bytes = file.build();
+        Functions::read(&MachO::parse(&bytes).unwrap(), &ImageBytes::new(bytes))
+    }
+
+    fn check(functions: &Functions, at: u64, expected: Option<Range<u64>>) {
+        let expected = expected.map(|range| Svma(TEXT + range.start)..Svma(TEXT + range.end));
+        assert_eq!(functions.at(Svma(TEXT + at)), expected, "at +{at:#x}");
+    }
+
+    #[test]
+    fn a_function_extends_to_the_next_or_to_the_end_of_its_section() {
+        // `__text` is 0x1000..0x2000, `__stubs` 0x2000..0x2100, then constants.
+        let file = File { function_starts: vec![0x1010, 0x1040, 0x1f00], ..File::default() };
+        let functions = functions(&file);
+        check(&functions, 0x1000, None);
+        check(&functions, 0x1010, Some(0x1010..0x1040));
+        check(&functions, 0x103f, Some(0x1010..0x1040));
+        check(&functions, 0x1040, Some(0x1040..0x1f00));
+        check(&functions, 0x1fff, Some(0x1f00..0x2000));
+        // The stubs belong to no function, in particular not to the last one of `__text`.
+        check(&functions, 0x2000, None);
+        check(&functions, 0x2200, None);
+        assert_eq!(functions.at(Svma(0)), None);
+        assert_eq!(functions.at(Svma(u64::MAX)), None);
+    }
+
+    #[test]
+    fn without_a_list_there_are_no_functions() {
+        check(&functions(&File::default()), 0x1010, None);
+    }
+
+    #[test]
+    fn malformed_bytes_give_ranges_that_contain_the_address_or_none() {
+        let file = File { function_starts: (0..64).map(|n| 0x1000 + n * 0x40).collect(), ..File::default() };
+        let bytes = file.build();
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        for round in 0..20_000 {
+            let mut damaged = bytes.clone();
+            for _ in 0..4 {
+                // xorshift64: <https://www.jstatsoft.org/article/view/v008i14>.
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                // The commands, or the tables at the end of the file.
+                let at = if state & 1 == 0 { state >> 8 & 0x3ff } else { 0x4000 + (state >> 8 & 0xff) };
+                if let Some(byte) = damaged.get_mut(at as usize) {
+                    *byte = (state >> 40) as u8;
+                }
+            }
+            let Ok(macho) = MachO::parse(&damaged) else { continue };
+            let functions = Functions::read(&macho, &ImageBytes::new(damaged.clone()));
+            for at in [0, TEXT, TEXT + 0x1000, TEXT + 0x1234, TEXT + 0x2010, u64::MAX].map(Svma) {
+                let range = functions.at(at);
+                assert!(range.is_none_or(|range| range.contains(&at)), "round {round}, {at:?}");
+            }
+        }
+    }
 }

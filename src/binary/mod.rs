@@ -4,7 +4,6 @@
 //! Input: hostile bytes, of files and of a target's memory. Output: plain types. Process addresses occur only in
 //! [`Mapping`].
 
-mod b_key;
 pub mod cfi;
 pub mod elf;
 mod error;
@@ -14,11 +13,10 @@ pub mod frame_rule;
 pub mod gopclntab;
 pub mod macho;
 pub(crate) mod map;
-mod mapping;
+pub mod mapping;
 pub mod object;
 pub mod pe;
 pub mod unpack;
-pub mod v8;
 
 pub use error::{FormatError, OpenError, UnpackError};
 pub use files::{FileUser, Files, NoFiles};

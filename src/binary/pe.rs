@@ -6,10 +6,7 @@
 //!
 //! Format: "PE Format" (Microsoft, <https://learn.microsoft.com/windows/win32/debug/pe-format>).
 
-pub mod entry;
-pub mod epilogue;
 pub mod unwind;
-pub mod unwind_info;
 
 #[cfg(test)]
 pub(crate) mod build;

@@ -4,21 +4,12 @@
 
 pub mod compare;
 pub mod completions;
-pub mod diff;
 mod dump;
-pub mod gate;
-mod graph_options;
 pub mod heap;
-mod heap_request;
 pub mod open;
-mod output;
-mod process;
 mod record;
 pub mod render;
-mod source;
-mod time_range;
 mod values;
-pub mod viewer;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -26,22 +17,22 @@ use std::path::Path;
 use clap_complete::Shell;
 
 use super::flags::{DemoFlags, RecordFlags, ScopeFlags};
-use super::format::Format;
+use super::outputs::Format;
 use crate::error::{Error, Result};
 
+pub use self::heap::Heap;
+pub use self::record::ProcessArguments;
+use self::record::several;
+pub use self::record::{FindProcess, Source, Stub};
+pub use self::values::GraphOptions;
+pub use self::values::{Destination, Output};
 use completions::Completions;
 use dump::DumpCommand;
 pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, Listing};
-pub use graph_options::GraphOptions;
-pub use heap_request::Heap;
-pub use output::{Destination, Output};
-pub use process::ProcessArguments;
 pub use record::{
     DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, OutputOptions,
     RecordOptions, SamplingOptions,
 };
-use source::several;
-pub use source::{FindProcess, Source, Stub};
 use values::{ParsedFlags, parse_flags, usage};
 pub use values::{SymbolOptions, Verbosity};
 
@@ -67,9 +58,9 @@ pub enum Command {
     /// Show a saved profile in a viewer.
     Open(open::Open),
     /// Compare two profiles.
-    Diff(diff::Diff),
+    Diff(compare::Diff),
     /// Compare recordings of a baseline and a new version.
-    Gate(gate::Gate),
+    Gate(compare::Gate),
     /// Print the completion script of a shell.
     Completions(Shell),
     /// Print the processes that completions offer.
@@ -112,8 +103,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         }
         "render" => return Ok(render::parse(&words[1..], launch.as_deref())?.into_command(Command::Render)),
         "open" => return Ok(open::parse(&words[1..], launch.as_deref())?.into_command(Command::Open)),
-        "diff" => return Ok(diff::parse(&words[1..], launch.as_deref())?.into_command(Command::Diff)),
-        "gate" => return Ok(gate::parse(&words[1..], launch.as_deref())?.into_command(Command::Gate)),
+        "diff" => return Ok(compare::parse_diff(&words[1..], launch.as_deref())?.into_command(Command::Diff)),
+        "gate" => return Ok(compare::parse_gate(&words[1..], launch.as_deref())?.into_command(Command::Gate)),
         "completions" => {
             let completions = completions::parse(&words[1..], launch.as_deref())?;
             return Ok(completions.into_command(|completions| match completions {

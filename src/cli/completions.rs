@@ -11,7 +11,7 @@ use clap::{Arg, Command, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
 use super::args::completions::{commands, shells, without_command};
-use super::format::Format;
+use super::outputs::Format;
 use crate::escape::escape_line;
 use crate::flamegraph::Colors;
 use crate::sources::process_name::{self, RunningProcess};

@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::path::Path;
 
+use super::args::compare::Diff;
 use super::args::compare::ReportFormat;
-use super::args::diff::Diff;
 use super::args::{Destination, Verbosity};
 use super::file::OutputFiles;
 use super::outputs::write_to;
-use super::{messages, saved_files, system, time_range};
+use super::{messages, saved_files, system};
 use crate::diff::compare::{Comparison, Measure};
-use crate::diff::report::{folded, headline, json, markdown, measure_words, text};
+use crate::diff::report::{self, headline, measure_words};
+use crate::diff::stacks;
 use crate::diff::stacks::Stacks;
-use crate::diff::tree;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{self, Compared};
 use crate::profile::SavedProfile;
@@ -47,11 +47,11 @@ pub fn run(diff: &Diff) -> Result<()> {
         let write_text =
             |text: String| write_to(&files, &output.to, &mut |out| out.write_all(text.as_bytes()));
         match output.format {
-            ReportFormat::Markdown => write_text(markdown::markdown(&comparison, diff.top))?,
+            ReportFormat::Markdown => write_text(report::markdown(&comparison, diff.top))?,
             // Only `gate` has a verdict, and `diff` has no option for JUnit XML.
-            ReportFormat::Json | ReportFormat::Junit => write_text(json::json(&comparison))?,
+            ReportFormat::Json | ReportFormat::Junit => write_text(report::json(&comparison))?,
             ReportFormat::Folded => {
-                write_to(&files, &output.to, &mut |out| folded::write(&stacks, &comparison, out))?;
+                write_to(&files, &output.to, &mut |out| report::write(&stacks, &comparison, out))?;
             }
             ReportFormat::Svg => picture(&files, diff, &stacks, &comparison, &output.to)?,
             ReportFormat::Html => {
@@ -62,7 +62,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     }
     let on_stdout = diff.outputs.iter().any(|output| output.to == Destination::Stdout);
     if diff.verbosity != Verbosity::Quiet && !on_stdout {
-        messages::result(&text::text(&comparison, diff.top))?;
+        messages::result(&report::text(&comparison, diff.top))?;
     }
     Ok(())
 }
@@ -101,7 +101,7 @@ fn read_ranges(
 ) -> Result<[(String, SavedProfile); 2]> {
     let (name, saved) = saved_files::read(path, strictness, value_type)?;
     let select = |option: &str, (range, text): &(Range<u64>, String)| {
-        Ok::<_, Error>((format!("{name} {text}"), time_range::extract(&saved, range, option, &name)?))
+        Ok::<_, Error>((format!("{name} {text}"), saved_files::extract(&saved, range, option, &name)?))
     };
     Ok([select("--base", base)?, select("--new", new)?])
 }
@@ -168,7 +168,7 @@ fn picture(
     comparison: &Comparison,
     to: &Destination,
 ) -> Result<()> {
-    let nodes = tree::nodes(stacks, comparison);
+    let nodes = stacks::nodes(stacks, comparison);
     let nodes: Vec<flamegraph::Frame<'_>> = nodes
         .iter()
         .map(|node| flamegraph::Frame { depth: node.depth, name: node.name, base: node.base, new: node.new })

@@ -1,26 +1,29 @@
 //! `stackprof dump`: the profiler's view of a process, on standard output: threads, stacks, mappings, images.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::path::Path;
 use std::sync::Arc;
 
-use super::args::{DUMP_DEPTH_MAX, Dump, Listing, Source};
-use super::{functions, messages, symbolication, system};
+use super::args::{Addresses, DUMP_DEPTH_MAX, Dump, Listing, Source, Verbosity};
+use super::file::OutputFiles;
+use super::{flags, messages, summary, system};
 use crate::addr::LookupAvma;
-use crate::binary::{Files, Mapping};
+use crate::binary::{Files, Mapping, files};
 use crate::clock::{Clock, FakeClock, RealClock};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::escape::escape_line;
 use crate::images::Images;
 use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
-use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Activity, Capture, Fault, Role, Target, TargetEvent, ThreadId, ThreadStatus};
+use crate::sources::{
+    Activity, Capture, Fault, LocalFiles, Role, Target, TargetEvent, ThreadId, ThreadStatus, gdb,
+};
 use crate::symbol::table::SymbolTable;
-use crate::symbol::{self, Style, demangle, short_name};
+use crate::symbol::{self, Style, demangle};
 use crate::trie::FrameId;
-use crate::walk::STACK_BYTES_MAX;
-use crate::walk::StackEnd;
+use crate::walk::{STACK_BYTES_MAX, StackEnd};
 
 /// Timeout for a thread to stop when it is polled, and for a changing list of mappings to settle,
 /// nanoseconds.
@@ -82,7 +85,7 @@ pub fn run(dump: &Dump) -> Result<()> {
     // Symbolication takes too long to delay a signal to the target, so the target is released
     // first.
     if let Some(stacks) = shown.stacks.take() {
-        let options = symbolication::options(dump.symbol_options, &*stacks.files);
+        let options = flags::options(dump.symbol_options, &*stacks.files);
         shown.text = stacks.text(dump.max_depth, &options);
         shown.missing = missing(&stacks.snapshot);
     }
@@ -225,7 +228,7 @@ fn symbols(target: &mut dyn Target, clock: &dyn Clock, style: Style) -> Result<S
                     let name = match style {
                         Style::Mangled => String::from_utf8_lossy(&symbol.name).into_owned(),
                         Style::Readable => demangle::demangle(symbol.name),
-                        Style::Short => short_name::shorten(&demangle::demangle(symbol.name)),
+                        Style::Short => demangle::shorten(&demangle::demangle(symbol.name)),
                     };
                     let name = escape_line(&name);
                     let _ =
@@ -302,7 +305,7 @@ impl Stacks {
             for (address, method) in stack.addresses.iter().zip(&stack.methods) {
                 let module =
                     snapshot.images.locate(space, address.at()).map_or("", |at| at.image.shown_name());
-                let module = match functions::is_foreign(module, &[process]) {
+                let module = match summary::is_foreign(module, &[process]) {
                     true => format!("  ({})", escape_line(module)),
                     false => String::new(),
                 };
@@ -319,4 +322,62 @@ impl Stacks {
         }
         out
     }
+}
+
+// ---- `stackprof dump symbols FILE --addresses LIST`: names for a list of addresses in a file, for comparison with
+// other tools. Hidden from the help: profiling does not need it.
+//
+// Output as of `llvm-symbolizer`: the functions of an address, innermost first, each followed by its `file:line`
+// if lines are requested, and an empty line.
+
+/// Prints the names.
+///
+/// # Errors
+/// One line: an unreadable file, or a line that is not an address.
+pub fn run_addresses(request: &Addresses) -> Result<()> {
+    system::restrict_to_symbolizing(&OutputFiles::new());
+    let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));
+    let mut listed = String::new();
+    let unreadable = |path: &Path, error: std::io::Error| input(path, &io_text(&error)).caused_by(error);
+    if request.list == Path::new("-") {
+        std::io::stdin().read_to_string(&mut listed).map_err(|error| unreadable(&request.list, error))?;
+    } else {
+        listed = std::fs::read_to_string(&request.list).map_err(|error| unreadable(&request.list, error))?;
+    }
+    let address = |line: &str| u64::from_str_radix(line.trim().trim_start_matches("0x"), 16);
+    let listed: Vec<u64> = listed
+        .lines()
+        .map(|line| {
+            address(line).map_err(|_| input(&request.list, &format!("`{line}`: expected an address in hex")))
+        })
+        .collect::<Result<_>>()?;
+    let path = std::fs::canonicalize(&request.file).map_err(|error| unreadable(&request.file, error))?;
+    let path = path.to_string_lossy().into_owned();
+    let bytes = files::map_regular(Path::new(&path))
+        .map_err(|why| input(&request.file, &why.to_string()).caused_by(why))?;
+    let named =
+        symbol::name_addresses(&path, bytes, &listed, &flags::options(request.symbol_options, &LocalFiles));
+    let mut out = String::with_capacity(listed.len() * 64);
+    for functions in &named.names {
+        match functions {
+            Ok(functions) => {
+                for function in functions.iter().rev() {
+                    let _ = writeln!(out, "{}", escape_line(function.name.as_deref().unwrap_or("??")));
+                    if request.symbol_options.lines {
+                        let file = function.file.as_deref().unwrap_or("??");
+                        let _ = writeln!(out, "{}:{}", escape_line(file), function.line);
+                    }
+                }
+            }
+            Err(_) => out.push_str(if request.symbol_options.lines { "??\n??:0\n" } else { "??\n" }),
+        }
+        out.push('\n');
+    }
+    messages::result(&out)?;
+    if request.verbosity == Verbosity::Verbose {
+        for problem in &named.problems {
+            messages::note(problem);
+        }
+    }
+    Ok(())
 }

@@ -5,25 +5,21 @@
 //! is checked, and all later operations are relative to it. Under sudo, outputs are created with the rights of the
 //! calling user; root's are used only in directories that no other user can change. Nothing here prints.
 
-mod output_check;
-mod refusal;
 #[cfg(test)]
 mod tests;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{self, Error, ErrorKind, io_text};
 use crate::sources::output::{
-    Caller, Goal, OutputPlace, Resolved, Trust, Unfinished, make_directories, open_file, resolve,
+    Caller, Goal, OutputPlace, Refusal, Resolved, Status, Trust, Unfinished, make_directories, open_file,
+    resolve,
 };
 use crate::sources::{signals, startup};
-use output_check::{
-    check_direct, check_open_file, check_place, check_room, is_direct, is_of_kernel, open_to_append,
-};
-use refusal::{Problem, with_next_step};
 
 /// The output files of a run; checked outputs stay open until they are written.
 #[derive(Debug, Default)]
@@ -90,7 +86,7 @@ impl OutputFiles {
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path and the obstacle.
-    pub fn check(&self, path: &Path) -> Result<()> {
+    pub fn check(&self, path: &Path) -> error::Result<()> {
         let checked = self.prepare(path)?;
         let mut all = self.checked();
         all.retain(|(other, _)| other != path);
@@ -107,7 +103,7 @@ impl OutputFiles {
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path and the obstacle.
-    pub fn check_append(&self, path: &Path) -> Result<bool> {
+    pub fn check_append(&self, path: &Path) -> error::Result<bool> {
         let opened = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
             Ok(Resolved::Place(place)) => {
                 self.check_own(&place)?;
@@ -159,7 +155,11 @@ impl OutputFiles {
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path.
-    pub fn write(&self, path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    pub fn write(
+        &self,
+        path: &Path,
+        content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> error::Result<()> {
         let mut all = self.checked();
         let checked = all.iter().position(|(other, _)| other == path).map(|index| all.swap_remove(index).1);
         drop(all);
@@ -184,7 +184,7 @@ impl OutputFiles {
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path and the obstacle.
-    pub fn check_directory(&self, path: &Path) -> Result<()> {
+    pub fn check_directory(&self, path: &Path) -> error::Result<()> {
         let existing = path.ancestors().find(|ancestor| {
             let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
             ancestor.symlink_metadata().is_ok()
@@ -204,7 +204,7 @@ impl OutputFiles {
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path.
-    pub fn make_directories(&self, path: &Path) -> Result<()> {
+    pub fn make_directories(&self, path: &Path) -> error::Result<()> {
         self.as_anyone(|trust| {
             make_directories(path, trust).map_err(|refusal| Problem::of_path(path, refusal))
         })
@@ -216,7 +216,7 @@ impl OutputFiles {
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path.
-    pub fn remove(&self, path: &Path) -> Result<()> {
+    pub fn remove(&self, path: &Path) -> error::Result<()> {
         self.as_anyone(|trust| match resolve(path, Goal::Name, trust) {
             Ok(Resolved::Place(place)) => place.remove().map_err(Problem::from),
             Ok(Resolved::Descriptor(_)) => Ok(()),
@@ -230,7 +230,7 @@ impl OutputFiles {
         self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prepare(&self, path: &Path) -> Result<WritableOutput> {
+    fn prepare(&self, path: &Path) -> error::Result<WritableOutput> {
         let prepared = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
             Ok(Resolved::Place(place)) => check_place(&place).map(|()| Ok(place)),
             Ok(Resolved::Descriptor(descriptor)) => Ok(Err(descriptor)),
@@ -251,7 +251,7 @@ impl OutputFiles {
         &self,
         path: &Path,
         checked: WritableOutput,
-    ) -> Result<(Option<OutputPlace>, Rights, OutputSink)> {
+    ) -> error::Result<(Option<OutputPlace>, Rights, OutputSink)> {
         let (place, rights) = match checked {
             WritableOutput::Descriptor(file) => return Ok((None, Rights::Own, OutputSink::Direct(file))),
             WritableOutput::Append { place, rights } => {
@@ -334,7 +334,7 @@ fn begin(place: &OutputPlace) -> std::result::Result<OutputSink, Problem> {
 ///
 /// # Errors
 /// [`ErrorKind::Output`]: it is closed, read-only, or full.
-pub fn check_stdout() -> Result<()> {
+pub fn check_stdout() -> error::Result<()> {
     check_stdout_is_open()?;
     let checked = open_file(STDOUT).map_err(Problem::from).and_then(|file| check_open_file(&file.into()));
     checked.map_err(|problem| problem.of_stream("standard output"))
@@ -345,7 +345,7 @@ pub fn check_stdout() -> Result<()> {
 ///
 /// # Errors
 /// [`ErrorKind::Output`]: it is closed.
-pub fn check_stdout_is_open() -> Result<()> {
+pub fn check_stdout_is_open() -> error::Result<()> {
     if !startup::is_stdout_closed() {
         return Ok(());
     }
@@ -364,7 +364,7 @@ pub fn write_stream(
     name: &str,
     stream: &mut dyn Write,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<()> {
+) -> error::Result<()> {
     closed_pipe_is_fine(write_through(stream, content)).map_err(|error| {
         let text = format!("cannot write {name}: {}", with_next_step(&error));
         Error::new(ErrorKind::Output, text).caused_by(error)
@@ -385,5 +385,300 @@ fn closed_pipe_is_fine(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
+    }
+}
+
+// ---- Checks in advance whether an output can be written.
+//
+// A recording cannot be repeated at will, so known obstacles are reported before it: a directory where no file can
+// be created, a pipe or device that may not be written, a full disk. Nothing is left behind, and no pipe is opened:
+// its reader would take the close for end of file.
+
+/// Free space that is required, bytes: file systems allocate blocks.
+const ROOM_BYTES: usize = 4096;
+
+/// Whether a file with this name could be created, with room for data.
+fn check_room(place: &OutputPlace) -> Result<(), Problem> {
+    let new = place.create().map_err(Problem::in_directory)?;
+    Ok(new.file().write_all(&[0; ROOM_BYTES])?)
+}
+
+/// Whether the name is that of a /proc file and not a link: writing to these files changes the
+/// system or a process.
+fn is_of_kernel(place: &OutputPlace) -> Result<bool, Problem> {
+    Ok(place.existing()?.is_some_and(|existing| !existing.is_link()))
+}
+
+/// Whether the target of a /proc link, an open file of a process, can be written.
+fn check_proc(place: &OutputPlace) -> Result<(), Problem> {
+    if is_of_kernel(place)? {
+        return Err(Problem::of_kernel());
+    }
+    match place.target()? {
+        Some(target) => check_kind(&target).and_then(|()| check_target(place, &target)),
+        None => Err(Problem::of_kernel()),
+    }
+}
+
+/// Refuses file types that are never written to.
+fn check_kind(target: &Status) -> Result<(), Problem> {
+    if target.is_block_device() {
+        return Err(Problem::new("it is a disk; name a file"));
+    }
+    if target.is_socket() {
+        return Err(Problem::new("it is a socket; name a file or a pipe"));
+    }
+    if target.is_directory() {
+        return Err(Problem::new("it is a directory; name a file in it"));
+    }
+    Ok(())
+}
+
+/// Whether an output that is not replaced may be written to and accepts data.
+fn check_target(place: &OutputPlace, target: &Status) -> Result<(), Problem> {
+    place.check_access()?;
+    if target.is_character_device()
+        && let Some((mut file, opened)) = place.open_at_once()?
+        && opened.is_character_device()
+    {
+        // A full device refuses even an empty write.
+        let _ = file.write(&[])?;
+    }
+    Ok(())
+}
+
+/// Whether an open file of this process accepts data.
+fn check_open_file(mut file: &File) -> Result<(), Problem> {
+    if file.metadata()?.file_type().is_char_device() {
+        let _ = file.write(&[])?;
+    }
+    Ok(())
+}
+
+/// Opens for appending a regular file that no other user has planted.
+fn open_to_append(place: &OutputPlace) -> Result<File, Problem> {
+    if place.is_proc() {
+        return Err(Problem::not_regular());
+    }
+    // A device or pipe is not even opened.
+    match place.existing()? {
+        Some(existing) if !existing.is_regular() => return Err(Problem::not_regular()),
+        _ => {}
+    }
+    let (file, opened) = place.append()?;
+    if !opened.is_regular() {
+        return Err(Problem::not_regular());
+    }
+    if OutputPlace::is_trusted(&place.directory()?, &opened) {
+        Ok(file)
+    } else {
+        Err(Problem::foreign(opened.uid))
+    }
+}
+
+/// Whether an output can be written there.
+fn check_place(place: &OutputPlace) -> Result<(), Problem> {
+    if place.is_proc() {
+        return check_proc(place);
+    }
+    let (directory, existing) = (place.directory()?, place.existing()?);
+    match &existing {
+        // Opening a FIFO would wait for its reader.
+        Some(existing) if is_direct(existing) => {
+            check_direct(&directory, existing)?;
+            return check_target(place, existing);
+        }
+        // Renaming over a file does not check whether that file may be written; opening does.
+        Some(existing) if existing.is_regular() => {
+            place.ask()?;
+            if !OutputPlace::may_replace(&directory, existing) {
+                return Err(Problem::sticky(existing.uid));
+            }
+        }
+        _ => {}
+    }
+    check_room(place)
+}
+
+/// Whether an existing file is written to instead of being replaced.
+fn is_direct(existing: &Status) -> bool {
+    !(existing.is_regular() || existing.is_link() || existing.is_directory())
+}
+
+fn check_direct(directory: &Status, existing: &Status) -> Result<(), Problem> {
+    check_kind(existing)?;
+    if OutputPlace::is_trusted(directory, existing) { Ok(()) } else { Err(Problem::planted(existing.uid)) }
+}
+
+// ---- Why an output cannot be written, with the next step.
+
+/// The obstacle to an output.
+#[derive(Debug)]
+struct Problem {
+    text: String,
+    source: Option<io::Error>,
+    is_untrusted: bool,
+}
+
+impl Problem {
+    fn new(text: impl Into<String>) -> Problem {
+        Problem { text: text.into(), source: None, is_untrusted: false }
+    }
+
+    /// The path does not resolve.
+    fn of_path(path: &Path, refusal: Refusal) -> Problem {
+        let directory = || match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.display().to_string(),
+            _ => ".".to_owned(),
+        };
+        match refusal {
+            Refusal::System(error) => error.into(),
+            Refusal::NoDirectory if path.is_symlink() => {
+                Problem::new("it is a symbolic link into a directory that does not exist")
+            }
+            Refusal::NoDirectory => Problem::new(format!("the directory `{}` does not exist", directory())),
+            Refusal::NotDirectory => Problem::new(format!("`{}` is not a directory", directory())),
+            Refusal::Directory => Problem::new("it is a directory; name a file in it"),
+            Refusal::NoName => Problem::new("a file name is expected"),
+            Refusal::Dangling => Problem::new("it is a symbolic link to a file that does not exist"),
+            Refusal::Link(owner) => Problem::new(format!(
+                "it leads through a symbolic link of user {owner}, which is not followed; name the file itself"
+            )),
+            Refusal::Untrusted => Problem {
+                is_untrusted: true,
+                ..Problem::new("not every directory of the path is root's alone; name a file elsewhere")
+            },
+        }
+    }
+
+    /// The new file could not be created: names its directory, which the user knows.
+    fn in_directory(error: io::Error) -> Problem {
+        let text = format!("no file can be made in its directory: {}", with_next_step(&error));
+        Problem { source: Some(error), ..Problem::new(text) }
+    }
+
+    /// A sticky directory: only the owner may replace the file.
+    fn sticky(owner: u32) -> Problem {
+        Problem::new(format!(
+            "only user {owner}, who owns it, may replace it in its directory; name another file"
+        ))
+    }
+
+    /// A pipe or device that another user may have planted.
+    fn planted(owner: u32) -> Problem {
+        Problem::new(format!(
+            "it is a pipe or device of user {owner} in a directory where everyone may put one; name another file"
+        ))
+    }
+
+    /// A place in /proc where no file can be created or written.
+    fn of_kernel() -> Problem {
+        Problem::new("/proc is the kernel's and keeps no files; name a file elsewhere")
+    }
+
+    /// Only regular files can be appended to.
+    fn not_regular() -> Problem {
+        Problem::new("only a regular file is appended to; name one")
+    }
+
+    /// A file that another user may have planted.
+    fn foreign(owner: u32) -> Problem {
+        Problem::new(format!(
+            "it is a file of user {owner} in a directory where everyone may put one; name another file"
+        ))
+    }
+
+    /// The process cannot act as the user who called sudo.
+    fn no_such_rights(uid: u32, error: io::Error) -> Problem {
+        let text = format!(
+            "cannot act as user {uid}, who called sudo: {}; unset SUDO_UID to write as root",
+            io_text(&error)
+        );
+        Problem { source: Some(error), ..Problem::new(text) }
+    }
+
+    /// Neither the user who called sudo may write there, nor will root.
+    fn with_caller(self, uid: u32) -> Problem {
+        let why = self.source.as_ref().map_or_else(|| self.text.clone(), io_text);
+        let text = format!("{why} to user {uid}, who called sudo; name a file where that user may write");
+        Problem { text, ..self }
+    }
+
+    /// Whether other rights could help.
+    fn is_denied(&self) -> bool {
+        self.source.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    /// Whether users other than root can change where the path leads.
+    fn is_untrusted(&self) -> bool {
+        self.is_untrusted
+    }
+
+    /// The error for the user.
+    fn of(self, path: &Path) -> Error {
+        self.of_stream(&format!("`{}`", path.display()))
+    }
+
+    /// The error of a stream, which has a name but no path.
+    fn of_stream(self, name: &str) -> Error {
+        let error = Error::new(ErrorKind::Output, format!("cannot write {name}: {}", self.text));
+        match self.source {
+            Some(source) => error.caused_by(source),
+            None => error,
+        }
+    }
+}
+
+impl From<io::Error> for Problem {
+    fn from(error: io::Error) -> Problem {
+        Problem { text: with_next_step(&error), source: Some(error), is_untrusted: false }
+    }
+}
+
+/// Text for EBADF.
+const NOT_OPEN: &str = "bad file descriptor: it is not open for writing; name a file";
+
+/// The text of an error with the next step.
+fn with_next_step(error: &io::Error) -> String {
+    use io::ErrorKind as Kind;
+    let next = match error.kind() {
+        Kind::StorageFull | Kind::QuotaExceeded => "; free some there, or name a file elsewhere",
+        Kind::FileTooLarge => "; raise the limit (ulimit -f), or name a file elsewhere",
+        Kind::ReadOnlyFilesystem => "; name a file elsewhere",
+        Kind::PermissionDenied => "; name a file where you may write",
+        Kind::InvalidFilename => "; name a shorter one",
+        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            "; raise the limit: ulimit -n 1024"
+        }
+        // A directory of /proc accepts no new files.
+        Kind::NotFound => "; name a file elsewhere",
+        _ if error.raw_os_error() == Some(libc::ELOOP) => "; a link leads to itself: name the file",
+        _ if error.raw_os_error() == Some(libc::EBADF) => return NOT_OPEN.to_owned(),
+        _ if error.raw_os_error() == Some(libc::EIO) => "; name a file elsewhere",
+        _ => "",
+    };
+    format!("{}{next}", io_text(error))
+}
+
+#[cfg(test)]
+mod refusal_tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_names_the_next_step() {
+        for (errno, expected) in [
+            (libc::ENOSPC, "no space left on device; free some there, or name a file elsewhere"),
+            (libc::EFBIG, "file too large; raise the limit (ulimit -f), or name a file elsewhere"),
+            (libc::EROFS, "read-only file system; name a file elsewhere"),
+            (libc::EACCES, "permission denied; name a file where you may write"),
+            (libc::EIO, "; name a file elsewhere"),
+            (libc::EDQUOT, "; free some there, or name a file elsewhere"),
+            (libc::ENAMETOOLONG, "; name a shorter one"),
+            (libc::EBADF, NOT_OPEN),
+        ] {
+            let error = Problem::from(io::Error::from_raw_os_error(errno)).of(Path::new("a.svg"));
+            assert!(error.to_string().starts_with("cannot write `a.svg`: "), "{error}");
+            assert!(error.to_string().ends_with(expected), "{error}");
+        }
     }
 }

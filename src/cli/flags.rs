@@ -7,7 +7,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
 use clap::{ArgAction, Args, Parser};
+
+use super::args::SymbolOptions;
+use crate::binary::Files;
+use crate::error::{Error, ErrorKind};
+use crate::sources::swift_demangle;
+use crate::symbol;
 
 const ABOUT: &str = "A native sampling profiler: attach to a running program, or start one,
 and get a flame graph of where its CPU time goes.";
@@ -414,4 +421,53 @@ pub(super) struct CommonFlags {
     /// Print the version
     #[arg(short = 'V', long, action = ArgAction::Version, help_heading = "Other")]
     pub(super) version: Option<bool>,
+}
+
+// ---- Symbol options shared by the commands.
+
+/// Options of symbolication; debug files are opened through `files`.
+pub(super) fn options(symbol_options: SymbolOptions, files: &dyn Files) -> symbol::Options<'_> {
+    let SymbolOptions { inlines, lines, style } = symbol_options;
+    let swift = swift_demangle;
+    symbol::Options { inlines, lines, style, swift, files, ..symbol::Options::default() }
+}
+
+// ---- Turns clap's errors into one line: lower case, the option named, with the next step. Input: a `clap::Error`.
+// Output: a usage [`Error`]. Help and version are not errors; `args.rs` handles them.
+
+/// One line for a clap error; `command` is the command that the suggested `--help` belongs to.
+pub(super) fn usage_error(error: &clap::Error, command: &str) -> Error {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => texts.first().cloned(),
+        _ => None,
+    };
+    // clap names an option with its value: `--hz <N>`.
+    let option = context(ContextKind::InvalidArg)
+        .map(|text| text.split([' ', '=']).next().unwrap_or_default().to_string())
+        .unwrap_or_default();
+    let text = match error.kind() {
+        Clap::UnknownArgument => match context(ContextKind::SuggestedArg) {
+            // clap suggests `--idle` for `--pid`; typos in the first letter are rare.
+            Some(near) if near.chars().nth(2) == option.chars().nth(2) => {
+                format!("there is no option `{option}`; did you mean `{near}`?")
+            }
+            _ => format!("there is no option `{option}`"),
+        },
+        Clap::InvalidValue | Clap::TooFewValues | Clap::WrongNumberOfValues | Clap::NoEquals => {
+            format!("option `{option}` needs a value")
+        }
+        Clap::TooManyValues => match context(ContextKind::InvalidValue) {
+            Some(value) => format!("option `{option}` takes no value, but `{value}` was given"),
+            None => format!("option `{option}` takes no value"),
+        },
+        Clap::InvalidUtf8 => "an argument is not UTF-8".to_string(),
+        // Not reached with our flags; falls back to the first line of clap's text.
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            line.strip_prefix("error: ").unwrap_or(line).to_string()
+        }
+    };
+    Error::new(ErrorKind::Usage, format!("{text} (try '{command} --help')"))
 }

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use super::args::Destination;
 use super::args::Verbosity;
+use super::args::compare::Gate;
 use super::args::compare::ReportFormat;
-use super::args::gate::Gate;
 use super::outputs::write_to;
 use super::text::plural;
 use super::{messages, saved_files, system};
 use crate::cli::file::OutputFiles;
 use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, cannot_read};
-use crate::gate::report::{github, json, junit, markdown, text};
+use crate::gate::report::{self, ci};
 use crate::gate::{self, Report, Verdict};
 use crate::profile::SavedProfile;
 use crate::profile::formats::detect::Strictness;
@@ -110,22 +110,22 @@ fn write_reports(
 ) -> Result<()> {
     for output in &request.outputs {
         let text = match output.format {
-            ReportFormat::Json => json::json(report),
-            ReportFormat::Junit => junit::junit(report, request.top),
-            _ => markdown::markdown(report, request.top),
+            ReportFormat::Json => ci::json(report),
+            ReportFormat::Junit => ci::junit(report, request.top),
+            _ => report::markdown(report, request.top),
         };
         write_to(outputs, &output.to, &mut |out| out.write_all(text.as_bytes()))?;
     }
     let on_stdout = request.outputs.iter().any(|output| output.to == Destination::Stdout);
     if request.verbosity != Verbosity::Quiet && !on_stdout {
-        let text = text::text(report, request.top);
-        messages::result(&if request.github { github::without_commands(&text) } else { text })?;
+        let text = report::text(report, request.top);
+        messages::result(&if request.github { ci::without_commands(&text) } else { text })?;
     }
     if request.github {
-        messages::result(&github::annotations(report))?;
+        messages::result(&ci::annotations(report))?;
     }
     if let Some(summary) = summary {
-        let text = markdown::markdown(report, request.top);
+        let text = report::markdown(report, request.top);
         outputs.write(&summary.path, |out| {
             // The text of an earlier step may lack its newline.
             out.write_all(if summary.is_empty { b"" } else { b"\n" })?;

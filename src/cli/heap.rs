@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 
 use super::args::Heap;
-use super::heap_figures::HeapFigures;
+use super::stats::HeapFigures;
 use super::system;
 use super::text::{bytes, causes, duration, grouped, percent, plural, shortened};
 use crate::error::{Error, ErrorKind};

@@ -12,7 +12,7 @@ use crate::binary::MappingKind;
 use crate::images::Image;
 use crate::recording::{Frame, Recording};
 use crate::sources::pushed::{IN_KERNEL, THROTTLED};
-use crate::symbol::runtime::JitRuntimes;
+use crate::symbol::jit::JitRuntimes;
 use crate::symbol::{Names, Why, kernel, sections};
 use crate::trie::FrameId;
 use crate::walk::{StackEnd, UnwindMethod};

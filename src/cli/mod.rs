@@ -6,9 +6,7 @@
 //! `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands; `saved_files.rs`
 //! reads profiles.
 
-pub mod addresses;
 pub mod args;
-pub mod clap_text;
 pub mod completions;
 pub mod demo;
 pub mod diff;
@@ -16,26 +14,19 @@ pub mod dump;
 mod embedded_code;
 pub mod file;
 pub mod flags;
-pub mod format;
-pub mod functions;
 pub mod gate;
 pub mod heap;
-mod heap_figures;
 mod hints;
 pub mod messages;
 pub mod open;
-mod outputs;
-pub mod progress;
+pub mod outputs;
 pub mod record;
 pub mod render;
 mod saved_files;
 pub mod stats;
 pub mod summary;
-mod symbolication;
 mod system;
 pub mod text;
-mod time_range;
-pub mod timeline_detail;
 
 use std::ffi::OsString;
 
@@ -84,7 +75,7 @@ fn execute(command: args::Command) -> Result<u8> {
     match command {
         args::Command::Record(recording) => record::run(&recording)?,
         args::Command::Dump(what) => dump::run(&what)?,
-        args::Command::Addresses(request) => addresses::run(&request)?,
+        args::Command::Addresses(request) => dump::run_addresses(&request)?,
         args::Command::Render(what) => render::run(&what)?,
         args::Command::Open(what) => open::run(&what)?,
         args::Command::Diff(request) => diff::run(&request)?,

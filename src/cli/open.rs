@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::args::Verbosity;
 use super::args::open::Open;
-use super::args::viewer::{Viewer, ViewerOptions, origin};
+use super::args::open::{Viewer, ViewerOptions, origin};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};
@@ -19,9 +19,9 @@ use crate::server::symbols::Symbols;
 use crate::server::{FIREFOX_PATH, ProfileServer, SPEEDSCOPE_PATH};
 use crate::sources::Role;
 use crate::sources::user_files::UserFiles;
+use crate::sources::viewer::browser;
 use crate::sources::viewer::browser::{NotOpened, Opening};
 use crate::sources::viewer::loopback::{self, Activity, Connection, Listener};
-use crate::sources::viewer::{browser, private_file};
 
 /// URL of the Firefox Profiler.
 const FIREFOX: &str = "https://profiler.firefox.com";
@@ -107,7 +107,7 @@ fn page(
         Error::new(ErrorKind::Output, why).caused_by(error)
     };
     page.write(&mut text).map_err(failed)?;
-    let path = private_file::write("profile.html", &text).map_err(failed)?;
+    let path = browser::write("profile.html", &text).map_err(failed)?;
     print_address(&path.display().to_string(), viewer_options, verbosity)?;
     if viewer_options.browser {
         // This process ends now, and then nothing more can be said.

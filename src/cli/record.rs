@@ -4,35 +4,40 @@
 //! uses: `destinations.rs` has the outputs, `sampling.rs` attaches or launches and samples, `report.rs` reports the
 //! result.
 
-mod destinations;
 mod report;
-mod sampling;
 
+use std::fmt::Display;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use super::args::{
-    self, Destination, Heap, Output, RecordOptions, SamplingOptions, Source, SymbolOptions, Verbosity,
+    self, Destination, Heap, LaunchOptions, Output, RecordOptions, SamplingOptions, Source, SymbolOptions,
+    Verbosity,
 };
 use super::embedded_code::EmbeddedCode;
-use super::file::OutputFiles;
-use super::format::Format;
-use super::outputs::{self, Failure, Presentation};
+use super::file::{OutputFiles, check_stdout};
+use super::messages::{self, Progress};
+use super::outputs::{self, Failure, Format, Presentation, check_options};
 use super::stats::{CommandState, Memory, RunFigures};
-use super::{functions, messages, open, summary, symbolication, system, text};
+use super::{demo, flags, open, summary, system, text};
 use crate::binary::Files;
-use crate::error::{Error, ErrorKind, Result};
+use crate::clock::{Clock, FakeClock, RealClock};
+use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::flamegraph::Caption;
 use crate::heap::HeapValues;
+use crate::live::Live;
 use crate::profile::{Circumstances, SavedProfile};
 use crate::recording::Recording;
-use crate::sampler;
-use crate::sources::Role;
+use crate::sampler::{self, Options};
+use crate::sources::gdb::{self, GdbHeap, GdbHeapSource};
 use crate::sources::signals::{self, Phase};
+use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::user_files::UserFiles;
+use crate::sources::{Role, SampleSource, Sampling, SamplingMethod};
 use crate::symbol;
 use crate::trie::FrameId;
-use destinations::Destinations;
 
 /// Ctrl-C in a terminal also signals a launched command; we wait this long for it to end, so that the summary can
 /// report it.
@@ -162,9 +167,9 @@ fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
     let SamplingOptions { method, kernel, children, children_needed, .. } = request.sampling;
     let allocations = request.heap.as_ref().map(|heap| (heap, request.sampling.seed.unwrap_or(0)));
-    let mode = sampling::SamplingMode { method, kernel, children, children_needed, allocations };
+    let mode = SamplingMode { method, kernel, children, children_needed, allocations };
     let ((recording, target_files), command) =
-        sampling::run(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
+        sample(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
     let memory = system::own_memory();
     signals::enter(Phase::Output);
     if recording.stats.samples == 0 {
@@ -235,7 +240,7 @@ fn symbolicate(
         || outputs.iter().any(keeps_lines)
         // The table of leaks tells sites apart by them.
         || request.heap.as_ref().is_some_and(|heap| heap.callers.is_none());
-    let options = symbolication::options(SymbolOptions { lines, ..request.output.symbol_options }, files);
+    let options = flags::options(SymbolOptions { lines, ..request.output.symbol_options }, files);
     let options = symbol::Options { files_by_process: &recording.files, ..options };
     let frames = recording.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
@@ -262,14 +267,14 @@ fn write(
     figures: impl FnOnce() -> RunFigures,
 ) -> (RunFigures, Vec<Failure>) {
     let &OutputJob { request, files, outputs, recording, saved, presentation } = job;
-    let may_wait = |output: &Output| destinations::may_wait(&output.to);
+    let may_wait = |output: &Output| write_may_wait(&output.to);
     let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
     let mut failures = outputs::write(files, saved, &immediate, presentation);
     let mut figures = figures();
     figures.outputs = outputs::written(outputs, &failures);
     figures.write_s = named.elapsed().as_secs_f64();
     let (waiting_stats, stats_files): (Vec<_>, Vec<_>) =
-        request.output.stats.iter().partition(|to| destinations::may_wait(to));
+        request.output.stats.iter().partition(|to| write_may_wait(to));
     let write_stats = |to: &Destination, figures: &RunFigures| {
         report::stats(files, to, recording, figures).err().map(|error| Failure::of(to, error))
     };
@@ -289,9 +294,9 @@ fn write(
 
 /// The summary line with the functions that have the most self counts.
 fn hottest(saved: &SavedProfile) -> Result<Option<String>> {
-    let table = functions::read(saved, false)?;
+    let table = summary::read(saved, false)?;
     let width = messages::width().saturating_sub(summary::LABEL_CHARS);
-    Ok(functions::hottest(&table, &saved.processes(), width))
+    Ok(summary::hottest(&table, &saved.processes(), width))
 }
 
 /// Metadata of the recording outside of its profile.
@@ -396,5 +401,328 @@ fn presentation(
         lines: output.symbol_options.lines,
         pprof_timestamps: output.pprof_timestamps,
         reverse: output.reverse,
+    }
+}
+
+// ---- The outputs of a recording: the requested ones, or one named after the process. Checks before recording
+// whether they can be written.
+
+/// Whether writing there may wait for a reader: a pipe, a terminal, standard output.
+fn write_may_wait(to: &Destination) -> bool {
+    match to {
+        Destination::File(path) => {
+            std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
+        }
+        Destination::Stdout => true,
+    }
+}
+
+/// Where the profile goes.
+#[derive(Clone, Copy, Debug)]
+struct Destinations<'a> {
+    /// Keeps the directories of outputs open until they are written.
+    files: &'a OutputFiles,
+    /// Requested outputs; if empty, the default one, `stackprof-NAME-PID.svg`.
+    requested: &'a [Output],
+    /// Format of the default output.
+    default_format: Format,
+    /// The process is the built-in workload, which has its own default output name.
+    demo: bool,
+}
+
+impl Destinations<'_> {
+    /// The outputs of a recording of this process.
+    fn outputs(&self, process: &str, pid: impl Display) -> Vec<Output> {
+        if !self.requested.is_empty() {
+            return self.requested.to_vec();
+        }
+        let (extension, pid) = (self.default_format.extension(), pid.to_string());
+        let path = if self.demo {
+            format!("stackprof-demo.{extension}")
+        } else {
+            // The placeholder for several processes has no number.
+            let pid = if pid == "0" { String::new() } else { format!("-{pid}") };
+            format!("stackprof-{}{pid}.{extension}", file_name(process))
+        };
+        vec![Output { to: Destination::File(path.into()), format: self.default_format }]
+    }
+
+    /// Checks everything that does not depend on the process; `stats` is the destination of the
+    /// statistics.
+    ///
+    /// # Errors
+    /// One line: an option for a format that is not written, a file that cannot be written.
+    fn check(
+        &self,
+        options: (bool, bool),
+        source_directories: &[PathBuf],
+        stats: Option<&Destination>,
+    ) -> Result<()> {
+        // The name of the default output is not known yet; its directory and its format are.
+        let (process, pid) = ("NAME", "PID");
+        check_options(options, source_directories, &self.outputs(process, pid))?;
+        for to in self.requested.iter().map(|output| &output.to).chain(stats) {
+            match to {
+                Destination::File(path) => self.files.check(path)?,
+                Destination::Stdout => check_stdout()?,
+            }
+        }
+        self.check_default(process, pid)
+    }
+
+    /// Checks whether the default output can be written, if it is used.
+    ///
+    /// # Errors
+    /// One line: the reason, and the next step.
+    fn check_default(&self, process: &str, pid: impl Display) -> Result<()> {
+        if !self.requested.is_empty() {
+            return Ok(());
+        }
+        self.outputs(process, pid)
+            .iter()
+            .try_for_each(|output| self.files.check(output.to.as_path()))
+            .map_err(|error| {
+                // The remedy is -o.
+                let why = error.to_string();
+                let why = why.strip_suffix("; name a file where you may write").unwrap_or(&why);
+                Error::new(error.kind(), format!("{why}; name another output with -o FILE")).caused_by(error)
+            })
+    }
+}
+
+/// The name of a process as a part of a file name. A process can have any name; the file stays in
+/// this directory.
+fn file_name(process: &str) -> String {
+    let name: String = process
+        .chars()
+        .map(|c| if c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | '+') { c } else { '_' })
+        .take(64)
+        .collect();
+    if name.is_empty() { "process".to_owned() } else { name }
+}
+
+// ---- Attaches or launches, samples until the end, and returns the profile.
+
+/// A profile, and the files of its process.
+type Sampled = (Recording, Arc<dyn Files>);
+
+/// Placeholder for a process id that is not known yet.
+const NO_PID: u32 = 0;
+
+/// The system-specific sampling options.
+#[derive(Clone, Copy, Debug)]
+struct SamplingMode<'h> {
+    /// Source of the samples.
+    method: SamplingMethod,
+    /// With kernel frames.
+    kernel: bool,
+    /// With child processes; and whether there must be some.
+    children: bool,
+    children_needed: bool,
+    /// Records allocations instead of CPU time; with a seed.
+    allocations: Option<(&'h Heap, u64)>,
+}
+
+/// Bytes of stack copied per allocation behind a stub: the target is stopped meanwhile.
+const GDB_STACK_BYTES: usize = 4 << 10;
+
+/// Samples `source`. `check_name` is called once the process name and id are known, before the first sample.
+///
+/// # Errors
+/// One line: attaching refused, or the error of `check_name`.
+fn sample(
+    source: &Source,
+    launch: &LaunchOptions,
+    mode: SamplingMode<'_>,
+    options: &Options,
+    verbosity: Verbosity,
+    check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
+) -> Result<(Sampled, CommandState)> {
+    let live = Arc::new(Live::default());
+    let pid = AtomicU32::new(NO_PID);
+    signals::watch(&live, matches!(source, Source::Launch(_) | Source::Demo));
+    let recorder = Recorder { source, options, verbosity, live: &live, pid: &pid, check_name };
+    let process = match source {
+        Source::Sim { seed } => {
+            let clock = FakeClock::default();
+            let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
+            return recorder.record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
+        }
+        Source::Gdb(stub) => {
+            let clock = RealClock::new();
+            let state = match mode.allocations {
+                // Breakpoints are set before it runs: a target stopped at its start has not lost any block.
+                Some(_) => gdb::InitialState::Stopped,
+                None => gdb::InitialState::Running,
+            };
+            let mut target = gdb::attach(&stub.place, stub.exec.as_deref(), state, clock.clone())?;
+            if let Some((heap, _)) = mode.allocations {
+                let heap = GdbHeap::new(target, &heap.allocator, GDB_STACK_BYTES)?;
+                let mut source = GdbHeapSource::new(heap, clock.clone());
+                return recorder.record(SampleSource::Pushed(&mut source), &clock).map(not_launched);
+            }
+            return recorder.record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
+        }
+        Source::Pid(pid) => {
+            if verbosity != Verbosity::Quiet
+                && let Some(why) = system::why_not_running(*pid)
+            {
+                messages::note(&format!("pid {pid} does not run now: {why}"));
+            }
+            system::Process::Running(*pid)
+        }
+        Source::Launch(words) => system::Process::New { words: words.clone(), user: launch.run_as.clone() },
+        Source::Several(several) => system::Process::Several(several.clone()),
+        Source::Demo => {
+            let program = std::env::current_exe().map_err(|error| {
+                Error::new(ErrorKind::System, format!("cannot find my own program: {}", io_text(&error)))
+                    .caused_by(error)
+            })?;
+            let words = vec![program.into_os_string(), demo::WORKLOAD.into()];
+            system::Process::New { words, user: None }
+        }
+    };
+    let SamplingMode { method, kernel, children, children_needed, allocations } = mode;
+    match (allocations, &process) {
+        (Some((heap, seed)), system::Process::New { words, .. }) => {
+            let every = (heap.every_bytes, seed, heap.records_mappings);
+            let sampled =
+                system::with_heap_source(words, every, |sampled, clock| recorder.record(sampled, clock));
+            return end_command(pid.into_inner(), launch.kill_after, sampled.and_then(|sampled| sampled));
+        }
+        (Some((heap, _)), system::Process::Running(process)) => {
+            let (every_bytes, max_percent) = (heap.every_bytes, heap.max_slowdown_percent);
+            let sampled = system::with_probed_heap(*process, every_bytes, max_percent, |sampled, clock| {
+                recorder.record(sampled, clock)
+            });
+            return sampled.and_then(|sampled| sampled).map(not_launched);
+        }
+        _ => {}
+    }
+    let &Options { hz, idle, off_cpu, .. } = options;
+    let sampling = Sampling { method, hz, idle, off_cpu, kernel, children, children_needed };
+    let sampled = system::with_source(&process, sampling, |sampled, clock| recorder.record(sampled, clock));
+    let sampled = sampled.and_then(|sampled| sampled);
+    if !matches!(process, system::Process::New { .. }) {
+        return sampled.map(not_launched);
+    }
+    end_command(pid.into_inner(), launch.kill_after, sampled)
+}
+
+/// Records from an attached or launched source.
+struct Recorder<'a> {
+    source: &'a Source,
+    options: &'a Options,
+    verbosity: Verbosity,
+    live: &'a Arc<Live>,
+    /// Set once the process is known.
+    pid: &'a AtomicU32,
+    check_name: &'a (dyn Fn(&str, u32) -> Result<()> + Sync),
+}
+
+impl Recorder<'_> {
+    fn record(&self, mut sampled: SampleSource<'_>, clock: &dyn Clock) -> Result<Sampled> {
+        let observed = sampled.observed();
+        // Now, because the target may have exited when the profile is complete.
+        let files = observed.files();
+        let process = observed.process();
+        self.pid.store(process.pid, Ordering::Relaxed);
+        let title = text::process(&process.name, process.pid);
+        (self.check_name)(&process.name, process.pid)?;
+        // The command was forked before, with all privileges.
+        system::restrict_sampler(match (&sampled, self.source) {
+            (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
+            // The tracer thread makes the ptrace calls.
+            (SampleSource::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
+            (SampleSource::Stopped(_), _) => Role::SamplingByPtrace,
+            (SampleSource::Pushed(_), _) => Role::SamplingByKernel,
+        })?;
+        let limit = self.options.duration_ns.map(Duration::from_nanos);
+        let progress =
+            Progress::start(Arc::clone(self.live), title, limit, self.verbosity == Verbosity::Quiet);
+        signals::enter(Phase::Recording);
+        let recording = match sampled {
+            SampleSource::Stopped(target) => sampler::record(target, clock, self.options, self.live),
+            SampleSource::Pushed(source) => sampler::pushed::record(source, clock, self.options, self.live),
+        };
+        progress.finish();
+        let mut recording = recording?;
+        // A simulated run has no wall-clock time.
+        if !matches!(self.source, Source::Sim { .. }) {
+            let passed_ns = clock.now_ns().saturating_sub(recording.stats.begun_ns);
+            recording.stats.begun_unix_ns = unix_ns().map(|now_ns| now_ns.saturating_sub(passed_ns));
+        }
+        Ok((recording, files))
+    }
+}
+
+/// Current time, nanoseconds since 1970 (UTC).
+fn unix_ns() -> Option<u64> {
+    let since = std::time::UNIX_EPOCH.elapsed().ok()?;
+    u64::try_from(since.as_nanos()).ok()
+}
+
+fn not_launched(sampled: Sampled) -> (Sampled, CommandState) {
+    (sampled, CommandState::Ended)
+}
+
+/// Checks whether a launched command still runs, and ends it with `--kill-after`. The recording is over, so its
+/// end is not in the profile.
+fn end_command(pid: u32, kill: bool, sampled: Result<Sampled>) -> Result<(Sampled, CommandState)> {
+    if pid == NO_PID {
+        // The command has not been run.
+        return sampled.map(not_launched);
+    }
+    let before = system::command_end(pid, false);
+    let end = if kill { before.or_else(|| system::command_end(pid, true)) } else { before };
+    let state = match (before, end) {
+        (Some(_), _) => CommandState::Ended,
+        (None, Some(_)) => CommandState::Killed,
+        (None, None) if kill => CommandState::Survived,
+        (None, None) => CommandState::Runs,
+    };
+    let (mut recording, files) = sampled.map_err(|error| match state {
+        _ if state.still_runs() => {
+            Error::new(error.kind(), format!("{error}; the command runs on as pid {pid}"))
+        }
+        _ => error,
+    })?;
+    recording.stats.exit_status = recording.stats.exit_status.or(end);
+    Ok(((recording, files), state))
+}
+
+#[cfg(test)]
+mod destinations_tests {
+    use super::*;
+
+    fn outputs(
+        requested: &[Output],
+        default_format: Format,
+        demo: bool,
+        name: &str,
+    ) -> Vec<(String, Format)> {
+        let files = &OutputFiles::default();
+        let outputs = Destinations { files, requested, default_format, demo }.outputs(name, 42);
+        outputs.iter().map(|output| (output.to.as_path().display().to_string(), output.format)).collect()
+    }
+
+    #[test]
+    fn the_default_output_names_the_process() {
+        for (name, format, expected) in [
+            ("work", Format::Svg, "stackprof-work-42.svg"),
+            ("../../a b\n", Format::Svg, "stackprof-.._.._a_b_-42.svg"),
+            ("", Format::Svg, "stackprof-process-42.svg"),
+            ("w", Format::Folded, "stackprof-w-42.folded"),
+            ("w", Format::Pprof, "stackprof-w-42.pb.gz"),
+        ] {
+            assert_eq!(outputs(&[], format, false, name), [(expected.to_owned(), format)]);
+        }
+        assert_eq!(outputs(&[], Format::Svg, true, "w"), [("stackprof-demo.svg".to_owned(), Format::Svg)]);
+    }
+
+    #[test]
+    fn requested_outputs_replace_the_default() {
+        let requested = [Output { to: Destination::File("a.svg".into()), format: Format::Svg }];
+        assert_eq!(outputs(&requested, Format::Folded, false, "w"), [("a.svg".to_owned(), Format::Svg)]);
     }
 }

@@ -10,7 +10,7 @@ use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::outputs::{self, Failure, Presentation};
 use super::text::plural;
-use super::{functions, messages, saved_files, system, time_range};
+use super::{messages, saved_files, summary, system};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Caption;
 use crate::profile::filter::{self, Filter, RemainingCounts};
@@ -51,9 +51,8 @@ pub fn run(render: &Render) -> Result<()> {
     system::restrict(Role::Writing);
     let mut failures = outputs::write(&files, &saved, &render.outputs, &shown);
     if let Some(rows_max) = render.top {
-        let printed = functions::read(&saved, render.lines).and_then(|functions| {
-            messages::result(&functions::table(&functions, &saved.about.unit, rows_max))
-        });
+        let printed = summary::read(&saved, render.lines)
+            .and_then(|functions| messages::result(&summary::table(&functions, &saved.about.unit, rows_max)));
         failures.extend(printed.err().map(Failure::from));
     }
     let files = outputs::written(&render.outputs, &failures);
@@ -126,7 +125,7 @@ fn in_time_range(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {
         return Err(Error::new(ErrorKind::Input, why));
     }
     let name = render.profiles.first().map_or(String::new(), |path| saved_files::name(path));
-    time_range::extract(&saved, range, "--from", &name)
+    saved_files::extract(&saved, range, "--from", &name)
 }
 
 fn filtered(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use super::heap_figures::HeapFigures;
 use crate::escape::escape_json;
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
@@ -260,13 +259,47 @@ fn exit_status<S: Serializer>(status: &Option<ExitStatus>, serializer: S) -> Res
     }
 }
 
+// ---- Figures of a heap recording, as `--stats` writes them. docs/json.md explains them.
+
+/// Heap statistics for `--stats`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct HeapFigures {
+    pub(super) every_bytes: u64,
+    pub(super) moment: &'static str,
+    pub(super) samples: u64,
+    pub(super) inuse_space: u64,
+    pub(super) inuse_space_error: f64,
+    pub(super) inuse_space_interval: [u64; 2],
+    pub(super) inuse_objects: u64,
+    pub(super) inuse_objects_error: f64,
+    pub(super) inuse_objects_interval: [u64; 2],
+    pub(super) alloc_space: u64,
+    pub(super) alloc_space_error: f64,
+    pub(super) alloc_space_interval: [u64; 2],
+    pub(super) alloc_objects: u64,
+    pub(super) alloc_objects_error: f64,
+    pub(super) alloc_objects_interval: [u64; 2],
+    pub(super) churn_space: u64,
+    pub(super) churn_objects: u64,
+    pub(super) peak_space: u64,
+    pub(super) frees: u64,
+    pub(super) frees_unknown: u64,
+    pub(super) frees_missing: u64,
+    pub(super) frees_lost: u64,
+    pub(super) samples_lost: u64,
+    pub(super) samples_lost_bytes: u64,
+    pub(super) samples_early: u64,
+    pub(super) samples_untracked: u64,
+    pub(super) records_malformed: u64,
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use crate::arch::Arch;
 
     /// A process on Linux.
-    pub(in crate::cli) fn process() -> Process {
+    pub(crate) fn process() -> Process {
         Process {
             pid: 4242,
             name: "work".into(),

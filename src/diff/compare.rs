@@ -9,10 +9,13 @@
 //! - *Shares* of the profile otherwise: of two recordings of a server, the longer one has more of everything.
 //! - *Samples* if requested and the files have no sampling rate (folded text).
 
-use super::functions::functions;
-use super::incomparable::Incomparable;
-use super::loss::{LOST_MAX, LossTotals};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+
 use super::stacks::{Run, Stacks};
+use crate::profile::TextId;
+use crate::trie::NodeId;
 
 /// Durations that differ by less than this fraction are equal.
 pub const EQUAL_DURATIONS: f64 = 0.02;
@@ -290,6 +293,163 @@ fn measure(
     }
 }
 
+// ---- Self and total counts of each function in each of the compared profiles.
+//
+// Input: [`Stacks`]. Output: one row per function, by name. A recursive function counts once per stack in
+// its total, so that no total exceeds the run's.
+
+/// A function's counts in every run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionCounts {
+    /// The name it was matched by.
+    pub name: TextId,
+    /// By run: counts of stacks that end in it.
+    pub own: Vec<u64>,
+    /// By run: counts of stacks that contain it.
+    pub total: Vec<u64>,
+}
+
+/// Counts of the functions of all runs, sorted by the bytes of their names.
+#[must_use]
+pub fn functions(stacks: &Stacks) -> Vec<FunctionCounts> {
+    let runs = stacks.runs().len();
+    // By text: the function's index in `functions`, plus one; 0 if it is missing.
+    let mut rows = vec![0u32; stacks.text_count()];
+    let mut functions: Vec<FunctionCounts> = Vec::new();
+    // By function: the last stack that contained it, so that recursion counts once.
+    let mut seen: Vec<u64> = Vec::new();
+    let mut stack = 0u64;
+    for (run_index, run) in stacks.runs().iter().enumerate() {
+        for (leaf, count) in run.own() {
+            stack += 1;
+            let mut at: Option<NodeId> = Some(leaf);
+            while let Some(node) = at {
+                at = stacks.parent(node);
+                let Some(name) = stacks.function(node) else { continue };
+                let Some(slot) = rows.get_mut(name.0 as usize) else { continue };
+                if *slot == 0 {
+                    functions.push(FunctionCounts { name, own: vec![0; runs], total: vec![0; runs] });
+                    seen.push(0);
+                    *slot = functions.len() as u32;
+                }
+                let row = *slot as usize - 1;
+                let (Some(function), Some(last)) = (functions.get_mut(row), seen.get_mut(row)) else {
+                    continue;
+                };
+                if node == leaf {
+                    add(&mut function.own, run_index, count);
+                }
+                if *last != stack {
+                    *last = stack;
+                    add(&mut function.total, run_index, count);
+                }
+            }
+        }
+    }
+    functions.sort_by(|a, b| stacks.text(a.name).cmp(stacks.text(b.name)));
+    functions
+}
+
+fn add(counts: &mut [u64], run: usize, count: u64) {
+    if let Some(sum) = counts.get_mut(run) {
+        *sum = sum.saturating_add(count);
+    }
+}
+
+// ---- Why two profiles cannot be compared: one line for people that names the profile.
+
+/// Profiles that cannot be compared, and why. They are named by their files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Incomparable {
+    /// The number of profiles is not two, but this.
+    NotTwo(usize),
+    /// A profile is empty.
+    NoSamples {
+        /// The profile.
+        source: String,
+        /// It has only waiting threads, which were excluded.
+        waiting: bool,
+    },
+    /// They count different things.
+    Units {
+        /// The base profile and its unit.
+        base: (String, String),
+        /// The new profile and its unit.
+        new: (String, String),
+    },
+    /// CPU time was requested, and a profile has no sampling rate.
+    RateUnknown(String),
+}
+
+impl fmt::Display for Incomparable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Incomparable::NotTwo(count) => write!(f, "{count} profiles; diff compares two"),
+            Incomparable::NoSamples { source, waiting: false } => {
+                write!(f, "{source} has no samples; record for longer")
+            }
+            Incomparable::NoSamples { source, waiting: true } => {
+                write!(f, "{source} has no samples of running threads; --idle compares waiting ones, too")
+            }
+            Incomparable::Units { base: (base, base_unit), new: (new, new_unit) } => {
+                write!(f, "{base} counts {base_unit} and {new} counts {new_unit}")
+            }
+            Incomparable::RateUnknown(source) => write!(
+                f,
+                "{source} has no sampling rate, so CPU time cannot be compared; leave out --absolute, or record both as .pb.gz"
+            ),
+        }
+    }
+}
+
+impl Error for Incomparable {}
+
+// ---- Lost time of a recording: time of the program without a sample.
+//
+// Input: a [`Run`]. Output: the lost fraction, and the cause. Counts and losses add up to the CPU time of
+// the program (`sampler/weights.rs`), so CPU seconds, which are sums of samples, are too small by that
+// fraction, and the functions that used it are missing. Counts cannot be corrected, since these functions
+// are unknown.
+
+/// Largest lost fraction of a recording with reliable CPU time, and largest difference between two
+/// recordings.
+pub const LOST_MAX: f64 = 0.10;
+
+/// Larger differences are reported: functions of that size appear as new or gone.
+pub const LOST_NOTED: f64 = 0.02;
+
+/// Losses of a recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossTotals {
+    /// Counts, by cause; empty if nothing was lost, or the file does not have them.
+    pub counts: BTreeMap<String, u64>,
+    /// Fraction of the time without a stack, 0 to 1.
+    pub part: f64,
+}
+
+impl LossTotals {
+    /// Losses of a run, in relation to its compared counts.
+    #[must_use]
+    pub fn of(run: &Run) -> LossTotals {
+        let counts = run.about.lost.clone();
+        let lost: u64 = counts.values().fold(0, |sum, count| sum.saturating_add(*count));
+        let all = lost as f64 + run.total as f64;
+        LossTotals { counts, part: if lost == 0 { 0.0 } else { lost as f64 / all } }
+    }
+
+    /// The main cause of losses; empty if there are none.
+    #[must_use]
+    pub fn main_reason(&self) -> &str {
+        self.counts.iter().max_by_key(|(_, count)| **count).map_or("", |(why, _)| why)
+    }
+
+    /// The difference between two lost fractions, 0 to 1.
+    #[must_use]
+    pub fn apart(&self, other: &LossTotals) -> f64 {
+        (self.part - other.part).abs()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::stacks::Matching;
@@ -410,5 +570,42 @@ mod tests {
         let why = compare(heap(1, "inuse_space"), heap(1, "alloc_space"), MeasureChoice::Auto)
             .expect_err("refused");
         assert!(why.to_string().contains("inuse_space") && why.to_string().contains("alloc_space"), "{why}");
+    }
+}
+
+#[cfg(test)]
+mod functions_tests {
+    use super::super::stacks::tests::saved;
+    use super::super::stacks::{Matching, Stacks};
+    use super::*;
+    use crate::profile::About;
+
+    #[test]
+    fn recursion_counts_once_and_sides_keep_their_columns() {
+        let mut stacks = Stacks::new(Matching::default());
+        let base = saved(About::default(), "work", &[("main;f;g;f", 5), ("main;f", 2)]);
+        let new = saved(About::default(), "work", &[("main;g", 3), ("f;f;f", 1)]);
+        stacks.add("base", &base, None).expect("fits");
+        stacks.add("new", &new, None).expect("fits");
+        let functions = functions(&stacks);
+        let rows: Vec<_> = functions
+            .iter()
+            .map(|row| (stacks.text(row.name), row.own.as_slice(), row.total.as_slice()))
+            .collect();
+        assert_eq!(
+            rows,
+            [("f", &[7, 1][..], &[7, 1][..]), ("g", &[0, 3], &[5, 3]), ("main", &[0, 0], &[7, 3]),]
+        );
+    }
+
+    #[test]
+    fn own_counts_add_up_to_the_run() {
+        let mut stacks = Stacks::new(Matching::default());
+        let base = saved(About::default(), "work", &[("a;b", 5), ("a", 2), ("a;b;c", u64::MAX - 7)]);
+        stacks.add("base", &base, None).expect("fits");
+        let functions = functions(&stacks);
+        let own = functions.iter().fold(0u64, |sum, function| sum.saturating_add(function.own[0]));
+        assert_eq!(own, stacks.runs()[0].total);
+        assert_eq!(own, u64::MAX, "counts do not wrap");
     }
 }

@@ -13,12 +13,7 @@
 //!
 //! Not for a verdict with error rates: that needs several runs a side, see [`gate`](crate::gate).
 
-pub mod builds;
 pub mod compare;
-pub mod functions;
-pub mod incomparable;
-pub mod loss;
 pub mod normalize;
 pub mod report;
 pub mod stacks;
-pub mod tree;

@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::frame::{Compared, Frame};
+use super::layout::{Compared, Frame};
 use super::layout::{FrameBox, Picture};
 use crate::escape::escape_line;
 

@@ -10,13 +10,13 @@
 
 use std::collections::BTreeMap;
 
-use super::few_runs;
-use super::gain::Gain;
+use super::interval::Gain;
+use super::interval::Noise;
 use super::interval::change;
+use super::judge;
 use super::measurements::{FunctionSamples, Measurements};
-use super::noise::Noise;
 use super::permutations::Permutations;
-use super::statistic::{Values, mean, variance};
+use super::permutations::{Values, mean, variance};
 use super::verdict::{Options, Report, Strength};
 
 /// Fraction of gates that a growth must fail to count as detectable.
@@ -91,7 +91,7 @@ impl Detectable {
             let totals: Vec<f64> = trial.grown(&trial.measured.totals, growth);
             let grown = Measurements { totals, ..trial.measured.clone() };
             match rule {
-                Rule::Weak => few_runs::total_grown(&grown, options),
+                Rule::Weak => judge::total_grown(&grown, options),
                 Rule::Tested => {
                     let cpu = grown.in_unit(&grown.totals);
                     exceeds(&grown, &cpu, options)
@@ -123,7 +123,7 @@ impl Detectable {
                 }
                 if rule == Rule::Weak {
                     let samples = FunctionSamples { name: String::new(), total: own.clone(), own };
-                    return few_runs::function_grown(&grown, &samples, &gain, options);
+                    return judge::function_grown(&grown, &samples, &gain, options);
                 }
                 let cpu = grown.in_unit(&own);
                 exceeds(&grown, &cpu, options)
@@ -330,9 +330,9 @@ impl LargestNumbers {
 
 #[cfg(test)]
 mod tests {
+    use super::super::measurements::Unit;
     use super::*;
     use crate::gate::judge;
-    use crate::gate::unit::Unit;
     use crate::gate::verdict::FunctionState;
     use crate::rng::Rng;
 

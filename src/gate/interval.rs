@@ -8,8 +8,8 @@
 //! at Welch's degrees of freedom has the stated coverage from three runs on. A percentile bootstrap does not:
 //! a handful of runs has few distinct resamples, and its 95 % were 64 % for two runs a side, 89 % for three.
 
-use super::quantile;
-use super::statistic::{mean, variance};
+use super::measurements::Measurements;
+use super::permutations::{Values, mean, variance};
 
 /// Two-sided level of the intervals.
 pub const CONFIDENCE: f64 = 0.95;
@@ -44,7 +44,7 @@ pub fn interval(base: &[f64], new: &[f64]) -> Option<Interval> {
     }
     let part = |squares: f64, runs: usize| (squares / sum).powi(2) / (runs as f64 - 1.0);
     let degrees = 1.0 / (part(of_base, base.len()) + part(of_new, new.len()));
-    let reach = quantile::student((1.0 + CONFIDENCE) / 2.0, degrees) * sum.sqrt();
+    let reach = student((1.0 + CONFIDENCE) / 2.0, degrees) * sum.sqrt();
     let ratio = 1.0 + change;
     Some(Interval { low: ratio * (-reach).exp() - 1.0, high: ratio * reach.exp() - 1.0 })
 }
@@ -57,6 +57,224 @@ pub fn change(base: f64, new: f64) -> f64 {
         (false, true) => f64::INFINITY,
         (false, false) => 0.0,
     }
+}
+
+// ---- Quantiles of the normal and of Student's distribution.
+//
+// Input: a probability. Output: the quantile, to about 1e-3 of the value, which is finer than an interval of
+// a handful of runs. Not for the far tails.
+/// Quantile of the standard normal distribution at `p` (0 < p < 1). Acklam's rational approximation, relative
+/// error 1.2e-9.
+#[must_use]
+pub fn normal(p: f64) -> f64 {
+    const A: [f64; 6] = [
+        -3.969_683_028_665_376e1,
+        2.209_460_984_245_205e2,
+        -2.759_285_104_469_687e2,
+        1.383_577_518_672_69e2,
+        -3.066_479_806_614_716e1,
+        2.506_628_277_459_239,
+    ];
+    const B: [f64; 6] = [
+        -5.447_609_879_822_406e1,
+        1.615_858_368_580_409e2,
+        -1.556_989_798_598_866e2,
+        6.680_131_188_771_972e1,
+        -1.328_068_155_288_572e1,
+        1.0,
+    ];
+    const C: [f64; 6] = [
+        -7.784_894_002_430_293e-3,
+        -3.223_964_580_411_365e-1,
+        -2.400_758_277_161_838,
+        -2.549_732_539_343_734,
+        4.374_664_141_464_968,
+        2.938_163_982_698_783,
+    ];
+    const D: [f64; 5] = [
+        7.784_695_709_041_462e-3,
+        3.224_671_290_700_398e-1,
+        2.445_134_137_142_996,
+        3.754_408_661_907_416,
+        1.0,
+    ];
+    const TAIL: f64 = 0.02425;
+    if p > 1.0 - TAIL {
+        return -normal(1.0 - p);
+    }
+    if p < TAIL {
+        let q = (-2.0 * p.max(f64::MIN_POSITIVE).ln()).sqrt();
+        return polynomial(&C, q) / polynomial(&D, q);
+    }
+    let q = p - 0.5;
+    let r = q * q;
+    q * polynomial(&A, r) / polynomial(&B, r)
+}
+
+/// Quantile of Student's distribution at `p`. Exact for one and two degrees of freedom; from three on Cornish
+/// and Fisher's series (Abramowitz and Stegun 26.7.5); in between, as for Welch's degrees, by interpolating
+/// the logarithm over the reciprocal, to 3 %. Infinite below one degree of freedom.
+#[must_use]
+pub fn student(p: f64, degrees: f64) -> f64 {
+    match degrees {
+        3.0.. => series(p, degrees),
+        2.0..3.0 => between(two(p), series(p, 3.0), (1.0 / 2.0 - 1.0 / degrees) * 6.0),
+        1.0..2.0 => between(one(p), two(p), (1.0 - 1.0 / degrees) * 2.0),
+        _ => f64::INFINITY * normal(p).signum(),
+    }
+}
+
+fn one(p: f64) -> f64 {
+    (std::f64::consts::PI * (p - 0.5)).tan()
+}
+
+fn two(p: f64) -> f64 {
+    (2.0 * p - 1.0) * (2.0 / (4.0 * p * (1.0 - p))).sqrt()
+}
+
+fn between(from: f64, to: f64, part: f64) -> f64 {
+    from.abs().powf(1.0 - part) * to.abs().powf(part) * from.signum()
+}
+
+fn series(p: f64, n: f64) -> f64 {
+    let z = normal(p);
+    let square = z * z;
+    let g1 = (square + 1.0) * z / 4.0;
+    let g2 = ((5.0 * square + 16.0) * square + 3.0) * z / 96.0;
+    let g3 = (((3.0 * square + 19.0) * square + 17.0) * square - 15.0) * z / 384.0;
+    let g4 =
+        ((((79.0 * square + 776.0) * square + 1482.0) * square - 1920.0) * square - 945.0) * z / 92_160.0;
+    z + g1 / n + g2 / n.powi(2) + g3 / n.powi(3) + g4 / n.powi(4)
+}
+
+/// Cumulative standard normal distribution at `z`; error below 1e-7 (Abramowitz and Stegun 26.2.17).
+#[must_use]
+pub fn normal_below(z: f64) -> f64 {
+    if z > 0.0 {
+        return 1.0 - normal_below(-z);
+    }
+    const B: [f64; 6] = [1.330_274_429, -1.821_255_978, 1.781_477_937, -0.356_563_782, 0.319_381_530, 0.0];
+    let t = 1.0 / (1.0 + 0.231_641_9 * -z);
+    let density = (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    density * polynomial(&B, t)
+}
+
+fn polynomial(coefficients: &[f64], x: f64) -> f64 {
+    coefficients.iter().fold(0.0, |sum, coefficient| sum * x + coefficient)
+}
+
+// ---- Gain of samples compared with the rest of the program.
+//
+// Input: [`Measurements`], and the samples by run of one or more functions. Output: the growth of their
+// share of the program, and the values for its permutation test.
+//
+// The rest of the same run is the sensitive reference, since a slow moment of the machine slows both.
+// Samples that are nearly all of the program have no rest: their share stays constant however slow they get.
+// They are measured in CPU time.
+
+/// The smallest rest, as a fraction of the program, to compare with. A smaller one has so few samples that
+/// its own noise exceeds that of the CPU time.
+pub const REST_MIN: f64 = 0.05;
+
+/// The share of some samples in the program, before and after.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gain {
+    /// Share in each run.
+    pub shares: Vec<f64>,
+    /// Mean share in the base runs.
+    pub share_base: f64,
+    /// Mean share in the new runs.
+    pub share_new: f64,
+    /// The gain (or loss), as a fraction of the program's CPU time before.
+    pub gained: f64,
+    /// CPU time of each run, if there is no rest to compare with.
+    cpu: Option<Vec<f64>>,
+}
+
+impl Gain {
+    /// The gain of `samples`, by run.
+    #[must_use]
+    pub fn of(measured: &Measurements, samples: &[f64]) -> Gain {
+        let shares = measured.shares(samples);
+        let (base, new) = measured.sides(&shares);
+        let (share_base, share_new) = (mean(base), mean(new));
+        // A permutation test requires that the choice of measure does not depend on which runs are new: so
+        // the mean of all runs decides.
+        let cpu = (1.0 - mean(&shares) < REST_MIN).then(|| measured.in_unit(samples));
+        let gained = if 1.0 - share_base.max(share_new) < REST_MIN {
+            in_cpu(measured, samples)
+        } else {
+            share_new / (1.0 - share_new) * (1.0 - share_base) - share_base
+        };
+        Gain { shares, share_base, share_new, gained, cpu }
+    }
+
+    /// One value for each run, increasing with these samples: shares, or CPU time without a rest.
+    #[must_use]
+    pub fn values(&self) -> &[f64] {
+        self.cpu.as_deref().unwrap_or(&self.shares)
+    }
+
+    /// Whether these samples are all or nearly all of the program.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.cpu.is_some()
+    }
+}
+
+/// The gain of samples in CPU time, as a fraction of the program's before.
+#[must_use]
+pub fn in_cpu(measured: &Measurements, samples: &[f64]) -> f64 {
+    let (cpu, all) = (measured.in_unit(samples), measured.in_unit(&measured.totals));
+    let (base, new) = measured.sides(&cpu);
+    let before = mean(measured.sides(&all).0);
+    if before > 0.0 { (mean(new) - mean(base)) / before } else { 0.0 }
+}
+
+// ---- The expected noise of a function's gain, before a test compares the sides.
+//
+// Input: [`Measurements`] and the gains of all functions. Output: the expected variance of one value of a
+// function, and the values of a test with it.
+
+/// Noise of shares: counting noise, and the variation of this program's functions against the rest of their
+/// run beyond it (the median of its square over functions, which the few that changed do not affect). A share
+/// can only vary in proportion to its rest: by share · (1 − share) of the counting noise. The variance of CPU
+/// time between runs is not known beforehand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Noise {
+    per_count: f64,
+    typical: f64,
+}
+
+impl Noise {
+    /// The noise of these functions.
+    #[must_use]
+    pub fn of(measured: &Measurements, gains: &[&Gain]) -> Noise {
+        let per_count = mean(&measured.totals.iter().map(|total| 1.0 / total.max(1.0)).collect::<Vec<_>>());
+        let mut excess: Vec<f64> = gains
+            .iter()
+            .filter(|gain| !gain.is_whole())
+            .map(|gain| {
+                let share = mean(&gain.shares);
+                let counting = share * (1.0 - share) * per_count;
+                ((variance(&gain.shares) - counting) / square(share).max(f64::MIN_POSITIVE)).max(0.0)
+            })
+            .collect();
+        excess.sort_unstable_by(f64::total_cmp);
+        Noise { per_count, typical: excess.get(excess.len() / 2).copied().unwrap_or(0.0) }
+    }
+
+    /// The values for a test of this gain.
+    #[must_use]
+    pub fn values(&self, gain: &Gain) -> Values {
+        let share = mean(&gain.shares);
+        let known = share * (1.0 - share) * self.per_count + self.typical * square(share);
+        Values::new(gain.values(), (!gain.is_whole()).then_some(known))
+    }
+}
+
+fn square(share: f64) -> f64 {
+    (share * (1.0 - share)).powi(2)
 }
 
 #[cfg(test)]
@@ -119,5 +337,68 @@ mod tests {
         let reach = 2.865 * (of_base + of_new).sqrt();
         assert!((got.low - (1.5 * (-reach).exp() - 1.0)).abs() < 0.002, "{got:?}");
         assert!((got.high - (1.5 * reach.exp() - 1.0)).abs() < 0.002, "{got:?}");
+    }
+}
+
+#[cfg(test)]
+mod quantile_tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_match_the_tables() {
+        for (p, z) in [(0.5, 0.0), (0.975, 1.959_964), (0.005, -2.575_829), (0.999, 3.090_232)] {
+            assert!((normal(p) - z).abs() < 1e-5, "{p}: {}", normal(p));
+            assert!((normal_below(z) - p).abs() < 1e-6, "{z}: {}", normal_below(z));
+        }
+        for (degrees, t) in
+            [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (6, 2.447), (12, 2.179), (30, 2.042)]
+        {
+            let got = student(0.975, f64::from(degrees));
+            assert!((got - t).abs() < 0.004 * t, "{degrees}: {got} {t}");
+            assert!((student(0.025, f64::from(degrees)) + got).abs() < 1e-6);
+        }
+        for (degrees, t) in [(1.5, 6.017), (2.2, 3.949), (2.5, 3.575), (3.5, 2.940), (3.709, 2.865)] {
+            let got = student(0.975, degrees);
+            assert!((got - t).abs() < 0.03 * t, "{degrees}: {got} {t}");
+        }
+        assert_eq!((student(0.9, 0.0), student(0.1, 0.0)), (f64::INFINITY, -f64::INFINITY));
+    }
+}
+
+#[cfg(test)]
+mod gain_tests {
+    use super::super::measurements::Unit;
+    use super::*;
+
+    fn gain(totals: [f64; 2], samples: [f64; 2]) -> Gain {
+        let measured = Measurements {
+            base_runs: 1,
+            totals: totals.to_vec(),
+            per_sample: vec![0.5; 2],
+            unit: Unit::Seconds,
+            functions: Vec::new(),
+        };
+        Gain::of(&measured, &samples)
+    }
+
+    #[test]
+    fn the_rest_is_the_reference_if_there_is_one() {
+        for (totals, samples, gained, whole) in [
+            // The rest is 800 and 400: the machine was faster, the function is 100 more of 1000.
+            ([1000.0, 550.0], [200.0, 150.0], 0.1, false),
+            ([1000.0, 1000.0], [0.0, 500.0], 1.0, false),
+            ([1000.0, 1000.0], [500.0, 0.0], -0.5, false),
+            // No rest before, after, or on both sides.
+            ([1000.0, 2000.0], [1000.0, 2000.0], 1.0, true),
+            ([10_003.0, 99_660.0], [9953.0, 99_610.0], 8.963_011, true),
+            ([1000.0, 3000.0], [500.0, 3000.0], 2.5, false),
+            ([3000.0, 1000.0], [3000.0, 500.0], -2500.0 / 3000.0, false),
+        ] {
+            let gain = gain(totals, samples);
+            assert!((gain.gained - gained).abs() < 1e-6, "{samples:?} of {totals:?}: {}", gain.gained);
+            assert_eq!(gain.is_whole(), whole, "{samples:?} of {totals:?}");
+        }
+        assert_eq!(gain([1000.0, 2000.0], [1000.0, 2000.0]).values(), [500.0, 1000.0]);
+        assert_eq!(gain([1000.0, 2000.0], [100.0, 200.0]).values(), [0.1, 0.1]);
     }
 }

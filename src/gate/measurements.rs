@@ -4,13 +4,12 @@
 //! must not be compared. Nothing is tested here.
 
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 
-use super::incomparable::{Incomparable, SAMPLES_MIN};
-use super::unit::Unit;
-use crate::diff::functions::functions;
-use crate::diff::loss::{LOST_MAX, LossTotals};
+use crate::diff::compare::{LOST_MAX, LossTotals, equally_long, functions};
 use crate::diff::stacks::{Run, Stacks};
-use crate::profile::SAMPLES;
+use crate::profile::{RING_FULL, SAMPLES};
 
 /// A run with less than this fraction of its side's median is truncated.
 pub const TRUNCATED_BELOW: f64 = 0.25;
@@ -227,6 +226,309 @@ fn check_whole(side: &[Run]) -> Result<(), Incomparable> {
         None => Ok(()),
     }
 }
+
+// ---- The unit of the CPU time of runs, so that a longer recording is not a slower program.
+//
+// Input: runs of one kind. Output: [`Unit`], and the value of a sample of each run in it; or the run that
+// lacks the information. CPU time of a whole run measures its work; that of a part of a process's life
+// measures only how long it was recorded. Files of other programs do not say which they are, and are assumed
+// to be whole runs, as tests write them (`go test -cpuprofile`): divided by their duration, a program that
+// got slower throughout would pass. The report says so where that matters.
+
+/// Unit of CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Seconds of CPU time of the whole run.
+    Seconds,
+    /// Seconds of CPU time of runs that may be parts: their files do not say, and their lengths differ.
+    SecondsOfUnknownExtent,
+    /// Seconds of CPU time per second of recording: attached recordings end on request, and their sum measures how
+    /// long that took.
+    SecondsPerSecond,
+    /// Samples, if the files have no sampling rate (folded text).
+    Samples,
+    /// Bytes, of heap profiles.
+    Bytes,
+}
+
+impl Unit {
+    /// The unit symbol after a number.
+    #[must_use]
+    pub fn symbol(self) -> &'static str {
+        match self {
+            Unit::Seconds | Unit::SecondsOfUnknownExtent => "s",
+            Unit::SecondsPerSecond => "s/s",
+            Unit::Samples => "samples",
+            Unit::Bytes => "bytes",
+        }
+    }
+
+    /// Verb for a function with increased cost, for people.
+    #[must_use]
+    pub fn grew(self) -> &'static str {
+        match self {
+            Unit::Bytes => "grew",
+            _ => "got slower",
+        }
+    }
+
+    /// The measured quantity, for people.
+    #[must_use]
+    pub fn quantity(self) -> &'static str {
+        match self {
+            Unit::Bytes => "memory",
+            _ => "CPU time",
+        }
+    }
+
+    /// The unit of `runs`, and the value of one sample of each in it.
+    ///
+    /// # Errors
+    /// The run without a known extent.
+    pub fn of(runs: &[Run]) -> Result<(Unit, Vec<f64>), Incomparable> {
+        if let Some(every) = runs.iter().map(|run| run.about.sampled_every).collect::<Option<Vec<u64>>>() {
+            // Blocks smaller than the sampling interval vary like as many samples; larger ones vary less.
+            return Ok((Unit::Bytes, every.into_iter().map(|every| every as f64).collect()));
+        }
+        let period = |run: &Run| run.about.period_ns().map(|ns| ns / 1e9);
+        let Some(periods) = runs.iter().map(period).collect::<Option<Vec<f64>>>() else {
+            return Ok((Unit::Samples, vec![1.0; runs.len()]));
+        };
+        if runs.iter().all(|run| run.about.launched != Some(false)) {
+            return Ok((
+                if may_be_of_parts(runs) { Unit::SecondsOfUnknownExtent } else { Unit::Seconds },
+                periods,
+            ));
+        }
+        let durations = runs
+            .iter()
+            .map(|run| duration_s(run).ok_or_else(|| Incomparable::DurationUnknown(run.source.clone())));
+        let durations = durations.collect::<Result<Vec<f64>, _>>()?;
+        let rates = periods.iter().zip(durations).map(|(period, duration)| period / duration);
+        Ok((Unit::SecondsPerSecond, rates.collect()))
+    }
+}
+
+fn may_be_of_parts(runs: &[Run]) -> bool {
+    if runs.iter().all(|run| run.about.launched.is_some()) {
+        return false;
+    }
+    let Some(durations) = runs.iter().map(duration_s).collect::<Option<Vec<f64>>>() else { return true };
+    let (shortest, longest) =
+        durations.iter().fold((f64::INFINITY, 0.0f64), |(low, high), s| (low.min(*s), high.max(*s)));
+    !equally_long(shortest, longest)
+}
+
+fn duration_s(run: &Run) -> Option<f64> {
+    run.about.duration_ns.filter(|ns| *ns > 0).map(|ns| ns as f64 / 1e9)
+}
+
+// ---- Why runs must not be compared: one line for people that names the run and the next step.
+
+/// Least number of samples of a run. A smaller run has sampled only the program's start; it is refused rather
+/// than passed.
+pub const SAMPLES_MIN: u64 = 20;
+
+/// Runs that cannot be compared, and why. They are named by their files.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Incomparable {
+    /// One side has no runs.
+    NoRuns,
+    /// A run counts no CPU time.
+    OtherUnit {
+        /// The run.
+        run: String,
+        /// Its unit.
+        unit: String,
+    },
+    /// A heap profile shows numbers of allocations, with an unknown sampling error.
+    NoSpace {
+        /// The run.
+        run: String,
+        /// Its value type.
+        kind: String,
+    },
+    /// A heap profile has too few bytes for its sampling rate.
+    FewBytes {
+        /// The run.
+        run: String,
+        /// Its bytes.
+        bytes: u64,
+        /// Bytes per sample on average.
+        every: u64,
+    },
+    /// Two runs differ in kind: one is not a heap profile, shows another value type or has another sampling
+    /// rate.
+    HeapKinds {
+        /// A run.
+        one: String,
+        /// Another one.
+        other: String,
+    },
+    /// A run has only stacks of waiting threads.
+    OnlyWaiting(String),
+    /// A run has no samples.
+    Empty(String),
+    /// A run has fewer than [`SAMPLES_MIN`].
+    TooFew {
+        /// The run.
+        run: String,
+        /// Its samples.
+        samples: u64,
+    },
+    /// A run lost more than [`LOST_MAX`](crate::diff::compare::LOST_MAX).
+    Lost {
+        /// The run.
+        run: String,
+        /// Fraction of its samples (of a heap profile: bytes) that it lost, 0 to 1.
+        part: f64,
+        /// The main cause.
+        why: String,
+        /// It is a heap profile.
+        is_heap: bool,
+    },
+    /// Two runs have different sampling rates.
+    Rates {
+        /// A run and its rate, Hz.
+        one: (String, u32),
+        /// Another one.
+        other: (String, u32),
+    },
+    /// One run has a sampling rate, the other has none.
+    RateUnknown {
+        /// The run without a rate.
+        without: String,
+        /// The run with a rate.
+        with: String,
+    },
+    /// Two runs are of different programs.
+    Programs {
+        /// A run and its process names.
+        one: (String, Vec<String>),
+        /// Another one.
+        other: (String, Vec<String>),
+    },
+    /// One run is of a whole command, the other of a part of a process's life.
+    Extents {
+        /// A run, and whether it is of a whole command.
+        one: (String, bool),
+        /// Another one.
+        other: (String, bool),
+    },
+    /// The commands of two runs ended differently.
+    Exits {
+        /// A run, and how its command ended.
+        one: (String, String),
+        /// Another one.
+        other: (String, String),
+    },
+    /// Two files hold one recording.
+    OneRecording {
+        /// A file.
+        one: String,
+        /// Another one.
+        other: String,
+    },
+    /// A run may be a part of a process's life, of unknown duration.
+    DurationUnknown(String),
+    /// A run was cut out of a recording.
+    Cut(String),
+    /// A run has less than [`TRUNCATED_BELOW`](TRUNCATED_BELOW) of the median.
+    CutShort {
+        /// The run.
+        run: String,
+        /// Its samples.
+        samples: u64,
+        /// The median of its side.
+        median: u64,
+    },
+}
+
+impl fmt::Display for Incomparable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Incomparable::NoRuns => {
+                f.write_str("there are no runs to compare; give files for --base and for --new")
+            }
+            Incomparable::OtherUnit { run, unit } => {
+                write!(f, "{run} counts {unit}; expected {SAMPLES} of CPU time")
+            }
+            Incomparable::NoSpace { run, kind } => {
+                write!(f, "{run} shows {kind}; bytes can be judged: --type inuse_space or --type alloc_space")
+            }
+            Incomparable::FewBytes { run, bytes, every } => write!(
+                f,
+                "{run} has {bytes} bytes, and one sample in {every}: chance decides; record with a smaller --every"
+            ),
+            Incomparable::HeapKinds { one, other } => write!(
+                f,
+                "{one} and {other} are of different kinds; record both with stackprof heap and the same --every and --peak, or both without, and give one --type"
+            ),
+            Incomparable::OnlyWaiting(run) => {
+                write!(f, "{run} holds only waiting threads; record without --idle")
+            }
+            Incomparable::Empty(run) => write!(f, "{run} is empty; record it again"),
+            Incomparable::TooFew { run, samples } => write!(
+                f,
+                "{run} has only {samples} samples, fewer than {SAMPLES_MIN}; record a longer run or with a higher --hz"
+            ),
+            Incomparable::Lost { run, part, why, is_heap: false } => write!(
+                f,
+                "{run} lost {:.0}% of its samples ({why}), so its CPU time is not known; record it again",
+                100.0 * part
+            ),
+            Incomparable::Lost { run, part, why, is_heap: true } => write!(
+                f,
+                "{run} lost about {:.0}% of its bytes ({why}), so its memory is not known; record it {}",
+                100.0 * part,
+                if why == RING_FULL { "with a larger --every" } else { "again" }
+            ),
+            Incomparable::Rates { one: (a, ours), other: (b, theirs) } => {
+                write!(f, "{a} was recorded at {ours} Hz and {b} at {theirs} Hz; use one --hz for all")
+            }
+            Incomparable::RateUnknown { without, with } => write!(
+                f,
+                "{without} has no sampling rate but {with} has; record all runs in one format (.pb.gz keeps it)"
+            ),
+            Incomparable::Programs { one: (a, of_a), other: (b, of_b) } => write!(
+                f,
+                "{a} is of {} and {b} of {}; if they are the same program, add --allow-different-names",
+                of_a.join(", "),
+                of_b.join(", ")
+            ),
+            Incomparable::Extents { one: (a, a_whole), other: (b, b_whole) } => {
+                let of = |whole: &bool| if *whole { "a whole command" } else { "a part of a process's life" };
+                write!(
+                    f,
+                    "{a} is a recording of {} and {b} of {}; record all in one way",
+                    of(a_whole),
+                    of(b_whole)
+                )
+            }
+            Incomparable::Exits { one: (a, ours), other: (b, theirs) } => write!(
+                f,
+                "the command of {a} ended with {ours}, that of {b} with {theirs}: they did not do the same work; record runs that end alike"
+            ),
+            Incomparable::OneRecording { one, other } => {
+                write!(f, "{one} and {other} are the same recording; record each run by itself")
+            }
+            Incomparable::DurationUnknown(run) => write!(
+                f,
+                "{run} has no duration, so its CPU time cannot be compared; record all runs as .pb.gz"
+            ),
+            Incomparable::Cut(run) => write!(
+                f,
+                "{run} is a part of the time of a recording (--from, --to); give the whole recording"
+            ),
+            Incomparable::CutShort { run, samples, median } => write!(
+                f,
+                "{run} has {samples} samples where its side's median is {median}; it may be cut short; record it again"
+            ),
+        }
+    }
+}
+
+impl Error for Incomparable {}
 
 #[cfg(test)]
 mod tests {

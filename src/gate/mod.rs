@@ -20,25 +20,15 @@
 //! the next run will differ. Same input and seed, same bytes. Not for comparing single profiles
 //! ([`diff`](crate::diff)), nor for programs that do different work in each run.
 
-pub mod call_path;
 pub mod detectable;
-pub mod family;
-pub mod few_runs;
-pub mod gain;
-pub mod incomparable;
 pub mod interval;
 pub mod judge;
 pub mod measurements;
-pub mod nameless_functions;
-pub mod noise;
 pub mod permutations;
-pub mod quantile;
 pub mod report;
-pub mod statistic;
-pub mod unit;
 pub mod verdict;
 
-pub use incomparable::Incomparable;
+pub use self::measurements::Incomparable;
 pub use judge::judge;
 pub use measurements::{Measurements, check_side};
 pub use verdict::{Options, Report, Verdict};
@@ -58,7 +48,7 @@ pub fn check(
     let measurements = Measurements::of(stacks, base_runs, different_names)?;
     let mut report = judge(&measurements, options);
     detectable::add(&measurements, &mut report);
-    let paths = call_path::CallPaths::of(stacks, &measurements);
+    let paths = verdict::CallPaths::of(stacks, &measurements);
     for function in &mut report.functions {
         if matches!(function.state, verdict::FunctionState::Slower | verdict::FunctionState::Moved) {
             function.place = paths.of_function(&function.name);

@@ -13,12 +13,11 @@
 mod estimate;
 mod history;
 mod model;
-mod rate;
 
+pub use self::estimate::SamplingRate;
 pub use estimate::Estimate;
 pub use history::{LiveChange, LiveHistory};
 pub use model::{CHURN_NS, Counters, HeapModel, HeapValues, Moment, NodeValues};
-pub use rate::SamplingRate;
 
 /// A value of a heap profile, with the names of Go's and jemalloc's profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

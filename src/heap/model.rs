@@ -11,8 +11,8 @@ use hashbrown::HashMap;
 
 use super::ValueKind;
 use super::estimate::{Estimate, Sum};
+use super::estimate::{OBJECT_FRACTIONS, SamplingRate, Weight};
 use super::history::{History, LiveHistory};
-use super::rate::{OBJECT_FRACTIONS, SamplingRate, Weight};
 use crate::trie::NodeId;
 
 /// Blocks freed within this time count as churn, nanoseconds.

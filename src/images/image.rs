@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
 use crate::binary::elf::functions::Functions as ElfFunctions;
-use crate::binary::elf::variables::{self, Variable};
+use crate::binary::elf::functions::{self, Variable};
 use crate::binary::exidx::{Entry, Exidx};
 use crate::binary::frame_rule::ExidxEntry;
-use crate::binary::macho::functions::Functions;
+use crate::binary::macho::Functions;
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 use crate::binary::pe::unwind::{Functions as PeFunctions, StackStarts};
@@ -204,7 +204,7 @@ impl Image {
     /// Stated address of the image's `__jit_debug_descriptor`, if it has one.
     pub(super) fn jit_descriptor(&self) -> Option<Svma> {
         let (name, size) = JIT_DESCRIPTOR;
-        let find = || variables::of_size(self.bytes.as_ref().ok()?.bytes(), name, size);
+        let find = || functions::of_size(self.bytes.as_ref().ok()?.bytes(), name, size);
         *self.jit_descriptor.get_or_init(find)
     }
 
@@ -212,7 +212,7 @@ impl Image {
     pub(super) fn loader_globals(&self) -> Option<Variable> {
         let is_loader = self.name.starts_with("ld-") || self.name.starts_with("ld.so");
         let bytes = self.bytes.as_ref().ok().filter(|_| is_loader)?;
-        variables::exported(bytes.bytes(), "_rtld_global")
+        functions::exported(bytes.bytes(), "_rtld_global")
     }
 
     /// The summary of the image's headers, if its format is supported.

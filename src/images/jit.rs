@@ -7,26 +7,18 @@
 //! again (`dependencies.rs`), and conclusions on changed code are dropped. Nothing is read while a thread is
 //! stopped.
 
-mod dependencies;
-mod glances;
-mod memory;
-mod requests;
-
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::ops::Range;
 
-use dependencies::Dependencies;
-use glances::Glances;
-pub use memory::{CodeMemory, Read};
-use requests::{BLOCK_BYTES, Requests};
+use hashbrown::{HashMap, HashSet};
 
+use super::code::ImageView;
 use super::history::Images;
-use super::view::ImageView;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, ExidxEntry, Row};
-use crate::binary::v8;
-use crate::binary::{Mapping, MappingKind};
-use crate::walk::{Code, CodeTraits, FilePlace, Glance, NeedsBytes};
+use crate::binary::{Mapping, MappingKind, mapping};
+use crate::walk::{Code, CodeTraits, FilePlace, GLANCE_BYTES, Glance, NeedsBytes};
 
 /// How long conclusions on JIT code are kept before its bytes are read again, nanoseconds.
 pub const KEPT_NS: u64 = 1_000_000_000;
@@ -101,7 +93,7 @@ impl JitCode {
         let has = |is_runtime: fn(&str) -> bool| {
             images.images_in(current.space()).any(|image| is_runtime(&image.name))
         };
-        (self.by_v8, self.by_hotspot) = (has(v8::is_in), has(is_hotspot));
+        (self.by_v8, self.by_hotspot) = (has(mapping::is_in), has(is_hotspot));
         let regions = mappings.iter().filter(without_file);
         let regions = regions.map(|mapping| mapping.avma.start.0..mapping.avma.end.0).collect();
         if self.regions != regions {
@@ -388,9 +380,321 @@ impl Code for TargetCode<'_> {
     }
 }
 
+// ---- The bytes of JIT code that each conclusion depends on: it is kept while they are unchanged. Input: blocks of
+// code, and look-up addresses. Output: whether the conclusion on an address still holds. Not for: reading memory,
+// and the conclusions themselves, which the walker has.
+
+/// Limit on blocks that are compared; code of 8 MiB.
+const BLOCKS_MAX: usize = 1024;
+/// Limit on addresses with known dependencies.
+const LEARNED_MAX: usize = 65_536;
+
+/// The blocks of JIT code that were read, and which addresses depend on each.
+#[derive(Debug, Default)]
+struct Dependencies {
+    /// By first address.
+    blocks: HashMap<u64, Block>,
+    /// By look-up address: the first addresses of blocks.
+    learned: HashMap<u64, Box<[u64]>>,
+    /// Blocks that changed after a conclusion depended on them.
+    changed: HashSet<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    /// The first address after it.
+    end: u64,
+    fingerprint: u64,
+}
+
+impl Dependencies {
+    /// Forgets everything.
+    fn clear(&mut self) {
+        *self = Dependencies::default();
+    }
+
+    /// The known blocks: first address, and first address after it.
+    fn blocks(&self) -> Vec<(u64, u64)> {
+        self.blocks.iter().map(|(start, block)| (*start, block.end)).collect()
+    }
+
+    /// Adds a block as just read, or compares it with the first read. Returns `false` if there is no room for it.
+    fn see(&mut self, start: u64, end: u64, bytes: &[u8]) -> bool {
+        let fingerprint = fingerprint(bytes);
+        if let Some(known) = self.blocks.get(&start) {
+            if (known.end, known.fingerprint) != (end, fingerprint) {
+                self.changed.insert(start);
+            }
+            return true;
+        }
+        let has_room = self.blocks.len() < BLOCKS_MAX;
+        if has_room {
+            self.blocks.insert(start, Block { end, fingerprint });
+        }
+        has_room
+    }
+
+    /// Records that the conclusion on an address depends on these blocks, which have all been seen, in addition to
+    /// earlier ones.
+    fn note(&mut self, lookup: u64, blocks: &[u64]) {
+        let has_room = self.learned.len() < LEARNED_MAX;
+        match self.learned.get_mut(&lookup) {
+            Some(known) if blocks.iter().all(|block| known.contains(block)) => {}
+            Some(known) => {
+                let more = blocks.iter().filter(|block| !known.contains(block));
+                *known = known.iter().chain(more).copied().collect();
+            }
+            None if has_room => {
+                self.learned.insert(lookup, blocks.into());
+            }
+            None => {}
+        }
+    }
+
+    /// Records that the conclusion on an address has an unknown dependency.
+    fn forget(&mut self, lookup: u64) {
+        self.learned.remove(&lookup);
+    }
+
+    /// Whether the conclusion on an address held at the last comparison; `None` if its dependencies were not
+    /// recorded.
+    fn holds(&self, lookup: u64) -> Option<bool> {
+        let blocks = self.learned.get(&lookup)?;
+        Some(!blocks.iter().any(|block| self.changed.contains(block)))
+    }
+
+    /// Drops the blocks that have changed, and what depended on them; all of them if the table is full, since code
+    /// that no longer runs may have filled it.
+    fn forget_changed(&mut self) {
+        if self.blocks.len() >= BLOCKS_MAX || self.learned.len() >= LEARNED_MAX {
+            return self.clear();
+        }
+        let changed = std::mem::take(&mut self.changed);
+        if changed.is_empty() {
+            return;
+        }
+        self.learned.retain(|_, blocks| !blocks.iter().any(|block| changed.contains(block)));
+        self.blocks.retain(|start, _| !changed.contains(start));
+    }
+
+    /// Whether [`Dependencies::forget_changed`] will drop everything.
+    fn is_full(&self) -> bool {
+        self.blocks.len() >= BLOCKS_MAX || self.learned.len() >= LEARNED_MAX
+    }
+}
+
+/// A 64-bit hash of the bytes: different ones collide with probability 2^-64. Each step is a bijection of the
+/// state before it and of the word, so a difference in one word is always detected. Four lanes hide the latency of
+/// multiplication.
+fn fingerprint(bytes: &[u8]) -> u64 {
+    // Odd: the fractional part of the golden ratio (Knuth, The Art of Computer Programming, 6.4).
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mixed = |lane: u64, word: u64| (lane ^ word).wrapping_mul(FACTOR).rotate_left(29);
+    let mut lanes = [1, 2, 3, 4];
+    let (chunks, rest) = bytes.as_chunks::<32>();
+    for chunk in chunks {
+        let (words, _) = chunk.as_chunks::<8>();
+        for (lane, word) in lanes.iter_mut().zip(words) {
+            *lane = mixed(*lane, u64::from_le_bytes(*word));
+        }
+    }
+    let (words, rest) = rest.as_chunks::<8>();
+    let rest = rest.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let last = words.chain([rest, bytes.len() as u64]);
+    lanes.into_iter().chain(last).fold(0, mixed)
+}
+
+// ---- A few bytes of JIT code at an address, read during a walk. A walk that needs a block of code must be repeated,
+// which is too expensive for words that only resemble return addresses (all memory of Chez Scheme is executable).
+//
+// Input: reads of the target's memory. Output: [`Glance`]s, cached as long as conclusions on JIT code.
+
+/// Limit on cached glances.
+const KEPT_MAX: usize = 1 << 14;
+
+/// Bytes read, by address.
+#[derive(Debug, Default)]
+struct Glances(RefCell<HashMap<u64, Glance>>);
+
+impl Glances {
+    /// Forgets all.
+    fn clear(&mut self) {
+        self.0.get_mut().clear();
+    }
+
+    /// The bytes read at an address before.
+    fn get(&self, at: Avma) -> Option<Glance> {
+        self.0.borrow().get(&at.0).copied()
+    }
+
+    /// Reads the bytes at an address.
+    fn read(&self, at: Avma, memory: &CodeMemory<'_>) -> Glance {
+        let mut bytes = [0; GLANCE_BYTES];
+        let len = memory.read(at, &mut bytes);
+        let glance = Glance::of(bytes.get(..len).unwrap_or_default());
+        let mut kept = self.0.borrow_mut();
+        if kept.len() >= KEPT_MAX {
+            kept.clear();
+        }
+        kept.insert(at.0, glance);
+        glance
+    }
+}
+
+// ---- Reads a target's memory while it runs. Input: an address. Output: bytes, or that they cannot be read.
+
+/// Reads memory from an address on. Returns the number of bytes read.
+pub type Read<'a> = &'a mut dyn FnMut(Avma, &mut [u8]) -> usize;
+
+/// The memory of a target, for walks.
+pub struct CodeMemory<'a>(RefCell<Read<'a>>);
+
+impl<'a> CodeMemory<'a> {
+    /// Wraps a reader.
+    pub fn new(read: Read<'a>) -> CodeMemory<'a> {
+        CodeMemory(RefCell::new(read))
+    }
+
+    /// Reads from an address on.
+    fn read(&self, at: Avma, into: &mut [u8]) -> usize {
+        self.0.borrow_mut()(at, into)
+    }
+}
+
+impl fmt::Debug for CodeMemory<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("CodeMemory")
+    }
+}
+
+// ---- Requests of one walk for JIT code: the address of missing bytes, the number of decoded instructions, and the
+// blocks that its next conclusion depends on.
+//
+// Input: requests, through the walker's shared reference. Output: whether the walk is valid, or the bytes to read
+// before it is repeated.
+
+/// Bytes are read in blocks of this size, a power of two; more than a walker decodes from one address (see
+/// [`Code::note_search`](crate::walk::Code::note_search)).
+const BLOCK_BYTES: u64 = 8 << 10;
+/// Limit on blocks that one walk reads, two at once, before it is repeated: enough code for a deep stack.
+const REQUEST_BLOCKS_MAX: usize = 512;
+
+/// The requests of one walk.
+#[derive(Debug, Default)]
+struct Requests {
+    /// Address of the missing bytes.
+    missing: Cell<Option<u64>>,
+    /// Readable bytes were missing since the last conclusion.
+    lacked: Cell<bool>,
+    /// Bytes were withheld since the last conclusion, because the walk reached its limit of reads.
+    refused: Cell<bool>,
+    blocks_read: usize,
+    /// Limit on decoded instructions, and their number so far.
+    budget: u64,
+    spent: Cell<u64>,
+    /// A search was skipped because the budget was spent.
+    is_over_budget: Cell<bool>,
+    /// Blocks with bytes returned since the last conclusion, by aligned address.
+    touched: RefCell<Vec<u64>>,
+}
+
+impl Requests {
+    /// Begins a walk, with this budget of instructions.
+    fn begin(&mut self, budget: u64) {
+        let touched = std::mem::take(&mut self.touched);
+        *self = Requests { budget, touched, ..Requests::default() };
+        self.touched.get_mut().clear();
+    }
+
+    /// Continues the walk, possibly with more of its stack.
+    fn go_on(&mut self) {
+        self.missing.set(None);
+        self.touched.get_mut().clear();
+    }
+
+    /// Requests bytes from an address on, which have not been read.
+    fn request(&self, at: u64) {
+        if self.is_missing() {
+            self.lacked.set(true);
+        } else if self.blocks_read < REQUEST_BLOCKS_MAX {
+            self.missing.set(Some(at));
+            self.lacked.set(true);
+        } else {
+            self.refused.set(true);
+        }
+    }
+
+    /// Whether bytes are missing. No others are returned until they are read, since the rest of the walk is void.
+    fn is_missing(&self) -> bool {
+        self.missing.get().is_some()
+    }
+
+    /// The bytes that the walk needs before it is repeated.
+    fn missing_bytes(&self) -> Option<NeedsBytes> {
+        self.missing.get().filter(|_| !self.is_over_budget.get()).map(|at| NeedsBytes(Avma(at)))
+    }
+
+    /// Records that blocks were read.
+    fn note_read(&mut self, blocks: usize) {
+        self.go_on();
+        self.blocks_read += blocks;
+    }
+
+    /// Records that bytes of a block were returned.
+    fn touch(&self, at: u64) {
+        let block = at & !(BLOCK_BYTES - 1);
+        let mut touched = self.touched.borrow_mut();
+        if touched.last() != Some(&block) {
+            touched.push(block);
+        }
+    }
+
+    /// Whether the current look-up had all bytes that it requested; if not, its result is void. Begins the next
+    /// one.
+    fn is_whole(&self) -> bool {
+        let is_whole = !self.lacked.take();
+        if !is_whole {
+            self.touched.borrow_mut().clear();
+        }
+        is_whole
+    }
+
+    /// Calls `act` with the blocks that the look-up depends on, and whether those are all.
+    fn with_dependencies(&self, act: impl FnOnce(&[u64], bool)) {
+        let mut touched = self.touched.borrow_mut();
+        touched.sort_unstable();
+        touched.dedup();
+        let is_all = !self.refused.take() && !touched.is_empty();
+        act(&touched, is_all);
+        touched.clear();
+    }
+
+    fn spend(&self, instructions: u64) {
+        self.spent.set(self.spent.get().saturating_add(instructions));
+    }
+
+    fn spent(&self) -> u64 {
+        self.spent.get()
+    }
+
+    fn has_budget(&self) -> bool {
+        self.spent.get() < self.budget
+    }
+
+    /// Records that a search was skipped because the budget was spent.
+    fn note_over_budget(&self) {
+        self.is_over_budget.set(true);
+    }
+
+    fn is_over_budget(&self) -> bool {
+        self.is_over_budget.get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::requests::BLOCKS_MAX;
+    use super::REQUEST_BLOCKS_MAX;
     use super::*;
 
     const START: u64 = 0x7000_0000_1000;
@@ -507,14 +811,67 @@ mod tests {
     fn a_walk_reads_a_limited_number_of_blocks() {
         let mut jit = jit(1 << 30);
         let mut reads = 0;
-        for block in 0..2 * BLOCKS_MAX as u64 {
+        for block in 0..2 * REQUEST_BLOCKS_MAX as u64 {
             let _ = jit.code(Avma(START + 4 * block * BLOCK_BYTES));
             fill(&mut jit, &mut |_, _| {
                 reads += 1;
                 0
             });
         }
-        assert_eq!((reads, lacks(&jit)), (BLOCKS_MAX / 2, true));
+        assert_eq!((reads, lacks(&jit)), (REQUEST_BLOCKS_MAX / 2, true));
         assert_eq!((jit.code(Avma(START + (1 << 29))), lacks(&jit)), (None, false));
+    }
+}
+
+#[cfg(test)]
+mod dependencies_tests {
+    use super::*;
+
+    #[test]
+    fn conclusions_on_a_changed_block_no_longer_hold() {
+        let mut dependencies = Dependencies::default();
+        assert!(dependencies.see(0, 4, &[1, 2, 3, 4]) && dependencies.see(8, 12, &[5, 6, 7, 8]));
+        dependencies.note(1, &[0]);
+        dependencies.note(2, &[8]);
+        dependencies.note(2, &[0]);
+        assert!(dependencies.see(0, 4, &[1, 2, 3, 4]));
+        assert_eq!([1, 2, 3].map(|lookup| dependencies.holds(lookup)), [Some(true), Some(true), None]);
+        // Also after the block changes back: something may have been learned in between.
+        assert!(dependencies.see(8, 12, &[5, 6, 7, 9]) && dependencies.see(8, 12, &[5, 6, 7, 8]));
+        assert_eq!([1, 2].map(|lookup| dependencies.holds(lookup)), [Some(true), Some(false)]);
+        dependencies.forget_changed();
+        assert_eq!([1, 2].map(|lookup| dependencies.holds(lookup)), [Some(true), None]);
+        assert_eq!(dependencies.blocks(), [(0, 4)]);
+        dependencies.forget(1);
+        assert_eq!(dependencies.holds(1), None);
+    }
+
+    #[test]
+    fn a_full_table_is_cleared() {
+        let mut dependencies = Dependencies::default();
+        for start in 0..BLOCKS_MAX as u64 {
+            assert!(dependencies.see(start, start + 1, &[0]));
+        }
+        dependencies.note(7, &[7]);
+        assert!(!dependencies.see(u64::MAX, u64::MAX, &[0]) && dependencies.see(7, 8, &[0]));
+        assert!(dependencies.is_full());
+        dependencies.forget_changed();
+        assert!(!dependencies.is_full() && dependencies.holds(7).is_none());
+    }
+
+    #[test]
+    fn any_byte_and_the_length_change_the_fingerprint() {
+        let bytes: Vec<u8> = (0..8192 + 13).map(|index| (index * 7 + index / 256) as u8).collect();
+        let before = fingerprint(&bytes);
+        for at in [0, 1, 7, 8, 31, 32, 4095, 4096, 8190, 8191, 8192, 8200, 8204] {
+            for bit in 0..8 {
+                let mut other = bytes.clone();
+                other[at] ^= 1 << bit;
+                assert_ne!(fingerprint(&other), before, "byte {at}, bit {bit}");
+            }
+        }
+        assert_ne!(fingerprint(&bytes[..8204]), before);
+        assert_ne!(fingerprint(&[0; 8]), fingerprint(&[0; 9]));
+        assert_ne!(fingerprint(&[]), fingerprint(&[0; 32]));
     }
 }

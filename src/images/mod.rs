@@ -7,21 +7,18 @@
 //! Pure: no OS calls, no clock. Not for: names (see `symbol`).
 
 mod code;
-mod frames;
 mod gdb_jit;
 mod history;
 mod image;
 mod jit;
-mod loader;
 mod space;
-mod view;
 
+pub use self::code::ImageView;
+pub use self::history::{LibraryCounts, Loader};
 pub use gdb_jit::GdbJit;
 pub use history::{IMAGES_MAX, Images, Location, REGIONS_MAX, SPACES_MAX};
 pub use image::{Image, ImageError};
 pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
-pub use loader::{LibraryCounts, Loader};
-pub use view::ImageView;
 
 #[cfg(test)]
 mod macho_tests;

@@ -5,18 +5,14 @@
 //! the counts left after each condition. Names are those of folded text; each is tested once,
 //! however many stacks have it (`filter/judge.rs`). Not for: the syntax of the conditions.
 
-mod condition;
-mod judge;
+use std::collections::{BTreeMap, HashMap};
 
-use std::collections::BTreeMap;
-
-use super::builder::SavedBuilder;
-use super::full::Full;
-use super::remap::Remap;
-use super::saved::{SavedProfile, StackRoot};
+use super::builder::{Remap, SavedBuilder};
+use super::from_recording::thread_name;
+use super::saved::{Full, Line, SavedProfile, StackRoot};
+use super::texts::{TEXT_BYTES_MAX, TextId};
+use super::{INCOMPLETE, shown};
 use crate::trie::NodeId;
-pub use condition::{Condition, Filter};
-use judge::Judge;
 
 /// Counts left after each condition of a [`Filter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -194,10 +190,182 @@ impl Part<'_> {
     }
 }
 
+// ---- Conditions on names: which stacks of a profile are kept.
+/// Whether a name matches.
+pub type Condition<'f> = &'f dyn Fn(&str) -> bool;
+
+/// What to keep. Conditions are applied in this order.
+#[derive(Clone, Copy, Default)]
+pub struct Filter<'f> {
+    /// Threads by `name` or `name (id)`; stacks of merged threads are not kept.
+    pub thread: Option<Condition<'f>>,
+    /// Stacks with a matching frame; the process, the thread and `[incomplete]` count as frames.
+    pub include: Option<Condition<'f>>,
+    /// Stacks without a matching frame.
+    pub exclude: Option<Condition<'f>>,
+    /// Stacks with a matching function, without the callers of the outermost match. The process and
+    /// the thread stay. The resulting stacks are complete.
+    pub root: Option<Condition<'f>>,
+}
+
+// ---- Evaluates the conditions of a filter for every frame and every root of a profile.
+//
+// Input: a [`SavedProfile`] and a [`Filter`]. Output: a verdict for each, computed once. A condition
+// costs the length of a name, and a small file can have a long name in many places: each text is
+// tested once, and composed names are limited like a table of names.
+
+/// Results of the conditions for a name.
+#[derive(Clone, Copy, Default)]
+struct FilterMatch {
+    included: bool,
+    excluded: bool,
+    root: bool,
+}
+
+impl FilterMatch {
+    fn or(self, other: FilterMatch) -> FilterMatch {
+        FilterMatch {
+            included: self.included || other.included,
+            excluded: self.excluded || other.excluded,
+            root: self.root || other.root,
+        }
+    }
+}
+
+/// Results for a frame.
+#[derive(Clone, Copy, Default)]
+struct FrameMatch {
+    matched: FilterMatch,
+    /// The outermost function that becomes a new root.
+    begin: Option<u32>,
+}
+
+/// Results for a root.
+#[derive(Clone, Copy, Default)]
+struct RootMatch {
+    matched: FilterMatch,
+    /// Its thread is kept.
+    thread: bool,
+    /// Its stacks were walked to their thread's root.
+    complete: bool,
+}
+
+/// Evaluates the conditions.
+struct Judge<'j, 'f> {
+    saved: &'j SavedProfile,
+    filter: &'j Filter<'f>,
+    lines: bool,
+    texts: Vec<Option<FilterMatch>>,
+    with_lines: HashMap<Line, FilterMatch>,
+    /// Remaining bytes for composed names.
+    left: usize,
+}
+
+impl<'j, 'f> Judge<'j, 'f> {
+    fn new(saved: &'j SavedProfile, filter: &'j Filter<'f>, lines: bool) -> Judge<'j, 'f> {
+        let texts = vec![None; saved.texts().count()];
+        Judge { saved, filter, lines, texts, with_lines: HashMap::new(), left: TEXT_BYTES_MAX }
+    }
+
+    /// Results by frame.
+    fn frames(&mut self) -> Result<Vec<FrameMatch>, Full> {
+        let saved = self.saved;
+        let mut verdicts = Vec::with_capacity(saved.frames().len());
+        for (index, frame) in saved.frames().iter().enumerate() {
+            let mut verdict = FrameMatch::default();
+            let mut take = |at: usize, matched: FilterMatch| {
+                verdict.matched = verdict.matched.or(matched);
+                if matched.root && verdict.begin.is_none() {
+                    verdict.begin = Some(at as u32);
+                }
+            };
+            let lines = saved.lines_of(frame);
+            for (at, line) in lines.iter().enumerate() {
+                take(at, self.line(line)?);
+            }
+            if lines.is_empty() {
+                let mut place = String::new();
+                saved.names_of(index as u32, false, &mut |name| name.clone_into(&mut place));
+                take(0, self.made(&place)?);
+            }
+            verdicts.push(verdict);
+        }
+        Ok(verdicts)
+    }
+
+    /// Results by root.
+    fn roots(&mut self) -> Result<Vec<RootMatch>, Full> {
+        let saved = self.saved;
+        let incomplete = self.name(INCOMPLETE);
+        let mut threads: HashMap<TextId, bool> = HashMap::new();
+        let mut verdicts = Vec::with_capacity(saved.roots().len());
+        for root in saved.roots() {
+            let mut verdict =
+                RootMatch { matched: self.text(root.process), thread: false, complete: root.complete };
+            if let Some((name, id)) = root.thread {
+                let text = saved.text(name);
+                let numbered = thread_name(text, id);
+                verdict.matched = verdict.matched.or(self.made(&numbered)?);
+                if let Some(meant) = self.filter.thread {
+                    let by_name = *threads.entry(name).or_insert_with(|| meant(text));
+                    verdict.thread = by_name || meant(&numbered);
+                }
+            }
+            if !root.complete {
+                verdict.matched = verdict.matched.or(incomplete);
+            }
+            verdicts.push(verdict);
+        }
+        Ok(verdicts)
+    }
+
+    fn line(&mut self, line: &Line) -> Result<FilterMatch, Full> {
+        let plain = self.text(self.saved.function(line.function).shown_name());
+        if !self.lines {
+            return Ok(plain);
+        }
+        if let Some(known) = self.with_lines.get(line) {
+            return Ok(*known);
+        }
+        let matched = plain.or(self.made(&self.saved.name_of_line(line, true))?);
+        self.with_lines.insert(*line, matched);
+        Ok(matched)
+    }
+
+    fn text(&mut self, text: TextId) -> FilterMatch {
+        let slot = text.0 as usize;
+        if let Some(Some(known)) = self.texts.get(slot) {
+            return *known;
+        }
+        let matched = self.name(self.saved.text(text));
+        if let Some(slot) = self.texts.get_mut(slot) {
+            *slot = Some(matched);
+        }
+        matched
+    }
+
+    /// Results for a name that is not a text of the profile.
+    fn made(&mut self, name: &str) -> Result<FilterMatch, Full> {
+        let left = self.left.checked_sub(name.len());
+        self.left = left.ok_or(Full { what: "bytes of names", limit: TEXT_BYTES_MAX })?;
+        Ok(self.name(name))
+    }
+
+    fn name(&self, name: &str) -> FilterMatch {
+        let name = &shown(name);
+        let matches = |condition: Option<Condition<'_>>| condition.is_some_and(|condition| condition(name));
+        FilterMatch {
+            included: matches(self.filter.include),
+            excluded: matches(self.filter.exclude),
+            root: matches(self.filter.root),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::formats::{folded, folded_read};
+    use crate::profile::formats::folded;
     use crate::profile::{ByName, Function, Line, TextId};
 
     const TEXT: &str = "\
@@ -208,7 +376,7 @@ p;main;read;main;copy 8
 ";
 
     fn kept(filter: &Filter<'_>) -> (String, RemainingCounts) {
-        let saved = folded_read::read(TEXT.as_bytes(), "a").expect("reads");
+        let saved = folded::read(TEXT.as_bytes(), "a").expect("reads");
         let (saved, left) = apply(&saved, filter, false).expect("fits");
         let mut out = Vec::new();
         folded::write(&ByName::of(&saved, false).expect("fits"), &mut out).expect("a Vec takes everything");
@@ -259,7 +427,7 @@ p;main;read;main;copy 8
     #[test]
     fn a_part_has_no_names_of_dropped_stacks() {
         let text = "aaa;io (7);[incomplete];x 6\nbbb;[incomplete];y 3\nbbb;main;y 9\n";
-        let mut saved = folded_read::read(text.as_bytes(), "a").expect("reads");
+        let mut saved = folded::read(text.as_bytes(), "a").expect("reads");
         saved.about.lost.insert("thread ended".into(), 9);
         saved.about.lost.insert("seldom".into(), 1);
         saved.about.incomplete.insert("broken frame chain".into(), 9);

@@ -4,18 +4,17 @@
 //! recording. Not for: looking up names.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use super::FIBER;
 use super::about::About;
 use super::builder::SavedBuilder;
-use super::exec_chains::ExecChains;
-use super::full::Full;
-use super::saved::{Function, Line, Mapping, SavedProfile, StackRoot};
-use super::texts::TextId;
+use super::saved::{Full, Function, Line, Mapping, SavedProfile, StackRoot, StackValues, UNKNOWN, ValueType};
+use super::texts::{TextId, Texts};
 use super::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
-use crate::recording::timeline;
-use crate::recording::{self, Frame, Recording};
+use crate::heap::{HeapValues, LiveChange, LiveHistory, Moment, NodeValues, ValueKind};
+use crate::recording::{self, Frame, Recording, timeline};
 use crate::symbol::Names;
 use crate::trie::{FrameId, NodeId};
 
@@ -344,4 +343,298 @@ fn frame_of(
     // A profile goes to others, and where the kernel is in memory is a secret of root.
     let address = if address.at().is_kernel() { 0 } else { address.0 };
     builder.frame(address, mapping, &lines)
+}
+
+// ---- Converts a heap recording to a saved profile: its stacks with all values, one of which is counted.
+//
+// Input: the recording, its names, and its heap statistics. Output: [`SavedProfile`].
+
+impl SavedProfile {
+    /// Converts a heap recording; its counts are the values of `kind`.
+    ///
+    /// # Errors
+    /// [`Full`] if a table is full.
+    pub fn from_heap(
+        recording: &Recording,
+        names: &Names,
+        circumstances: Circumstances,
+        heap: &HeapValues,
+        kind: ValueKind,
+    ) -> Result<SavedProfile, Full> {
+        let mut about = about(recording, circumstances);
+        about.hz = None;
+        about.ticks = None;
+        about.sampled_every = Some(heap.rate.every_bytes());
+        about.is_peak = heap.moment == Moment::Peak;
+        about.value_type = Some(kind.name().to_owned());
+        let types =
+            ValueKind::ALL.map(|kind| ValueType { kind: kind.name().into(), unit: kind.unit().into() });
+        types[kind as usize].counted_unit().clone_into(&mut about.unit);
+        let mut values = StackValues::new(types.to_vec());
+        // Losses are in the unit of the counts; the roots mark incomplete stacks.
+        about.incomplete.clear();
+        let lost_bytes = lost_bytes(recording, heap);
+        about.lost = lost_bytes.filter(|_| kind.unit() == "bytes").into_iter().collect();
+        let by_node: HashMap<u32, &NodeValues> =
+            heap.nodes.iter().map(|known| (known.node.0, known)).collect();
+        let mut conversion = Conversion::new(about, recording, names, circumstances);
+        let mut places = HashMap::new();
+        let mut full = Ok(());
+        recording.trie.for_each_leaf(|node, path, _| {
+            let (Some(known), true) = (by_node.get(&node.0), full.is_ok()) else { return };
+            full = conversion.add(path, known.values[kind as usize]).map(|here| {
+                if let Some(here) = here {
+                    values.add(here, &known.values);
+                    values.add_inuse(here, known.inuse);
+                    places.insert(node, here);
+                }
+            });
+        });
+        full?;
+        if kind == ValueKind::InuseSpace {
+            let stats = &recording.stats;
+            let recorded = stats.begun_ns..stats.begun_ns.saturating_add(stats.duration_ns);
+            values.history = InuseHistory::of(&heap.history, &recorded, |node| places.get(&node).copied());
+        }
+        let mut saved = conversion.finish();
+        saved.values = Some(values);
+        Ok(saved)
+    }
+}
+
+/// Estimated bytes of lost samples, and the reason.
+#[must_use]
+pub fn lost_bytes(recording: &Recording, heap: &HeapValues) -> Option<(String, u64)> {
+    let losses = &recording.heap.as_ref()?.losses;
+    let classes = losses.allocations.iter();
+    let bytes = classes.fold(0u64, |sum, (count, bytes)| sum.saturating_add(heap.rate.weigh(*count, *bytes)));
+    (bytes > 0).then(|| (RING_FULL.to_owned(), bytes))
+}
+
+/// Reason for lost allocation samples.
+pub const RING_FULL: &str = "the ring was full";
+
+// ---- The frames before the code of a stack: the process, `name (id)` unless threads are merged,
+// `[incomplete]`.
+//
+// Input: a root of a [`SavedProfile`]. Output: texts of another table. A process has many threads, so its
+// name, which a hostile file can make very long, is processed once.
+
+/// A stack that could not be walked to its thread's root starts with this frame.
+pub const INCOMPLETE: &str = "[incomplete]";
+
+/// Names of processes in a table.
+#[derive(Default)]
+pub(super) struct RootNames {
+    processes: HashMap<TextId, TextId>,
+}
+
+impl RootNames {
+    /// Calls `visit` with the names of a root, outermost first, as texts of `texts`.
+    pub(super) fn of(
+        &mut self,
+        saved: &SavedProfile,
+        root: &StackRoot,
+        texts: &mut Texts,
+        mut visit: impl FnMut(TextId) -> Result<(), Full>,
+    ) -> Result<(), Full> {
+        let process = match self.processes.get(&root.process) {
+            Some(known) => *known,
+            None => {
+                let new = texts.intern(&shown(saved.text(root.process)))?;
+                self.processes.insert(root.process, new);
+                new
+            }
+        };
+        visit(process)?;
+        if let Some((name, id)) = root.thread {
+            visit(texts.intern(&thread_name(saved.text(name), id))?)?;
+        }
+        if root.complete { Ok(()) } else { visit(texts.intern(INCOMPLETE)?) }
+    }
+}
+
+/// A thread as one frame of a line; `(18)` without a name.
+pub(super) fn thread_name(name: &str, id: u64) -> String {
+    shown(&format!("{name} ({id})")).into_owned()
+}
+
+/// A name as one frame of a folded line: `;` becomes `:`, and a blank name is `[unknown]`.
+/// Invisible characters and newlines are already escaped by interning.
+#[must_use]
+pub fn shown(name: &str) -> Cow<'_, str> {
+    let name = name.trim();
+    if name.is_empty() {
+        return Cow::Borrowed(UNKNOWN);
+    }
+    if name.contains(';') { Cow::Owned(name.replace(';', ":")) } else { Cow::Borrowed(name) }
+}
+
+// ---- Joins the threads of a recording that an exec continues: each exec is recorded as a new thread.
+
+/// Threads continued by an exec, by their indexes in the timeline.
+pub(super) struct ExecChains {
+    continued: HashSet<usize>,
+    continuing: HashSet<usize>,
+    ended: HashSet<u32>,
+}
+
+impl ExecChains {
+    pub(super) fn of(timeline: &timeline::Timeline) -> ExecChains {
+        let mut marks: HashMap<u32, Vec<(u64, timeline::EventKind)>> = HashMap::new();
+        let mut ended = HashSet::new();
+        for event in timeline.events().iter().filter(|event| event.kind != timeline::EventKind::ImageLoad) {
+            marks.entry(event.pid).or_default().push((event.at_ns, event.kind));
+            if event.kind == timeline::EventKind::ProcessEnd {
+                ended.insert(event.pid);
+            }
+        }
+        let (mut continued, mut continuing) = (HashSet::new(), HashSet::new());
+        let mut last: HashMap<u64, usize> = HashMap::new();
+        for (index, thread) in timeline.threads().iter().enumerate() {
+            let Some(before) = last.insert(thread.id, index) else { continue };
+            let since_ns = timeline.threads().get(before).map_or(0, |before| before.begun_ns);
+            let marks = marks.get(&thread.pid).map_or(&[][..], Vec::as_slice);
+            let mut between = marks.iter().filter(|(at_ns, _)| (since_ns..=thread.begun_ns).contains(at_ns));
+            if between.next_back().is_some_and(|(_, kind)| *kind == timeline::EventKind::Exec) {
+                continued.insert(before);
+                continuing.insert(index);
+            }
+        }
+        ExecChains { continued, continuing, ended }
+    }
+
+    /// Whether a thread continues an earlier one with another program.
+    pub(super) fn continues_one(&self, index: usize) -> bool {
+        self.continuing.contains(&index)
+    }
+
+    /// Whether another thread continues this one.
+    pub(super) fn is_continued(&self, index: usize) -> bool {
+        self.continued.contains(&index)
+    }
+
+    /// Whether the end of a process was recorded.
+    pub(super) fn has_ended(&self, pid: u32) -> bool {
+        self.ended.contains(&pid)
+    }
+}
+
+// ---- Bytes in use over time in a heap recording: by stack, and by the callers with the most.
+//
+// Part of the [values](super::saved) of a heap profile; its nodes are those of the profile's trie.
+// [`SavedProfile::group_inuse`](super::SavedProfile::group_inuse) names the callers.
+
+/// Bytes in use at a list of times.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InuseHistory {
+    times_ns: Vec<u64>,
+    peak: u32,
+    changes: Vec<LiveChange>,
+    areas: Vec<String>,
+    area_of: HashMap<NodeId, usize>,
+}
+
+impl InuseHistory {
+    /// Converts the history of a recording. `node` maps a node of the recording to the profile. `None` if nothing was
+    /// ever in use.
+    pub(super) fn of(
+        history: &LiveHistory,
+        recorded: &Range<u64>,
+        node: impl Fn(NodeId) -> Option<NodeId>,
+    ) -> Option<InuseHistory> {
+        let since_begin = |at_ns: &u64| at_ns.clamp(&recorded.start, &recorded.end) - recorded.start;
+        let change = |change: &LiveChange| Some(LiveChange { node: node(change.node)?, ..*change });
+        let changes: Vec<LiveChange> = history.changes.iter().filter_map(change).collect();
+        let mut times_ns: Vec<u64> = history.times_ns.iter().map(since_begin).collect();
+        // Nothing changes after the last change.
+        let end_ns = recorded.end.saturating_sub(recorded.start);
+        times_ns.extend(Some(end_ns).filter(|end_ns| times_ns.last().is_some_and(|last| last < end_ns)));
+        (!changes.is_empty()).then(|| InuseHistory {
+            times_ns,
+            peak: history.peak,
+            changes,
+            ..InuseHistory::default()
+        })
+    }
+
+    /// The times, ascending, nanoseconds since the recording began.
+    #[must_use]
+    pub fn times_ns(&self) -> &[u64] {
+        &self.times_ns
+    }
+
+    /// Index of the time with the most bytes in use.
+    #[must_use]
+    pub fn peak(&self) -> u32 {
+        self.peak
+    }
+
+    /// Changes of the bytes in use per stack since the previous time, by time.
+    #[must_use]
+    pub fn changes(&self) -> &[LiveChange] {
+        &self.changes
+    }
+
+    /// Callers with the most bytes in use at some time, the largest first.
+    #[must_use]
+    pub fn areas(&self) -> &[String] {
+        &self.areas
+    }
+
+    /// The index of a stack's area; `None`: the rest.
+    #[must_use]
+    pub fn area_of(&self, node: NodeId) -> Option<usize> {
+        self.area_of.get(&node).copied()
+    }
+
+    /// Assigns areas to the callers with the most bytes in use at some time.
+    pub(super) fn set_areas(&mut self, callers: &HashMap<NodeId, String>, count: usize) {
+        let mut now: HashMap<&str, (i64, i64)> = HashMap::new();
+        for same_time in self.changes.chunk_by(|a, b| a.time == b.time) {
+            let names = || same_time.iter().filter_map(|change| callers.get(&change.node));
+            for change in same_time {
+                if let Some(name) = callers.get(&change.node) {
+                    let bytes = &mut now.entry(name).or_default().0;
+                    *bytes = bytes.saturating_add(change.by_bytes);
+                }
+            }
+            for name in names() {
+                if let Some((bytes, most)) = now.get_mut(name.as_str()) {
+                    *most = (*most).max(*bytes);
+                }
+            }
+        }
+        let mut ranks: Vec<(&str, i64)> = now.into_iter().map(|(name, (_, most))| (name, most)).collect();
+        ranks.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
+        ranks.truncate(count);
+        let index = |name: &str| ranks.iter().position(|(area, _)| *area == name);
+        self.area_of =
+            callers.iter().filter_map(|(node, name)| index(name).map(|area| (*node, area))).collect();
+        self.areas = ranks.into_iter().map(|(name, _)| name.to_owned()).collect();
+    }
+}
+
+#[cfg(test)]
+mod exec_chains_tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_continues_through_an_exec_but_not_an_end() {
+        let mut timeline = timeline::Timeline::new(0, 1000, 1 << 20);
+        let life = |timeline: &mut timeline::Timeline, from_ns: u64, until_ns: u64| {
+            let thread = timeline.add_thread(7, 7, from_ns, false);
+            timeline.end_thread(thread, until_ns);
+        };
+        life(&mut timeline, 10, 20);
+        timeline.add_event(timeline::EventKind::Exec, 7, 21, "b");
+        life(&mut timeline, 25, 30);
+        timeline.add_event(timeline::EventKind::ProcessEnd, 7, 31, "");
+        // Its id belongs to another process.
+        life(&mut timeline, 40, 50);
+        let chains = ExecChains::of(&timeline);
+        assert_eq!([0, 1, 2].map(|index| chains.continues_one(index)), [false, true, false]);
+        assert_eq!([0, 1, 2].map(|index| chains.is_continued(index)), [true, false, false]);
+        assert!(chains.has_ended(7) && !chains.has_ended(8));
+    }
 }

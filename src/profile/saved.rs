@@ -6,18 +6,18 @@
 //! not with the size of a file.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
 use super::about::About;
-use super::labels::{Label, LabelsId};
-use super::stack_frame::StackFrame;
+use super::from_recording::InuseHistory;
 use super::texts::{TextId, Texts};
 use super::timeline::Timeline;
-use super::values::StackValues;
 use crate::escape::file_name;
+use crate::heap::Estimate;
 use crate::module_offset::ModuleOffset;
-use crate::trie::{FrameId, NodeId, Trie};
+use crate::trie::{self, FrameId, FrameWords, Key, NodeId, StackKey, Trie};
 
 /// Placeholder for a frame without address and name.
 pub const UNKNOWN: &str = "[unknown]";
@@ -276,7 +276,7 @@ impl SavedProfile {
     }
 
     /// Returns the root of a node and stores its frames, outermost first, in `frames`.
-    pub(in crate::profile) fn path_of(&self, node: NodeId, frames: &mut Vec<u32>) -> Option<StackRoot> {
+    pub(crate) fn path_of(&self, node: NodeId, frames: &mut Vec<u32>) -> Option<StackRoot> {
         let (mut root, mut at) = (None, Some(node));
         while let Some(here) = at {
             match self.trie.key(here) {
@@ -355,3 +355,201 @@ impl fmt::Debug for SavedProfile {
         )
     }
 }
+
+// ---- The frames of saved stacks, as indexes into the profile's tables.
+
+/// A frame of a stack of a [`SavedProfile`](super::SavedProfile).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum StackFrame {
+    /// Root of the stack: an index into [`SavedProfile::roots`](super::SavedProfile::roots).
+    Root(u32),
+    /// A frame below the root: an index into [`SavedProfile::frames`](super::SavedProfile::frames).
+    Frame(u32),
+}
+
+impl Key for StackFrame {
+    #[inline]
+    fn words(self) -> FrameWords {
+        match self {
+            StackFrame::Root(index) => (0, index.into()),
+            StackFrame::Frame(index) => (1, index.into()),
+        }
+    }
+
+    #[inline]
+    fn of((kind, index): FrameWords) -> StackFrame {
+        if kind == 0 { StackFrame::Root(index as u32) } else { StackFrame::Frame(index as u32) }
+    }
+}
+
+impl StackKey for StackFrame {
+    /// Index of the root.
+    type Head = u32;
+    /// Index of the frame.
+    type Word = u64;
+
+    fn head(root: u32) -> StackFrame {
+        StackFrame::Root(root)
+    }
+
+    fn word(_: u32, frame: u64) -> StackFrame {
+        // Indexes are 32 bits; no table has an item with the last one.
+        StackFrame::Frame(u32::try_from(frame).unwrap_or(u32::MAX))
+    }
+
+    fn bits(root: u32) -> u64 {
+        root.into()
+    }
+}
+
+// ---- Labels of samples beyond process and thread: tenant, request, size. pprof and OTLP have them.
+//
+// A set of labels is part of a stack's root, so that filters and merges keep it. Views and formats without labels
+// see the profile without them.
+
+/// Most distinct sets of labels of a profile; a label can be the number of a request.
+pub const LABEL_SETS_MAX: usize = 1 << 16;
+/// Most labels of all sets together.
+pub const LABELS_MAX: usize = 1 << 20;
+
+/// A set of labels: its index in the profile's table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LabelsId(pub u32);
+
+impl LabelsId {
+    /// No labels.
+    pub const NONE: LabelsId = LabelsId(0);
+}
+
+/// A label of a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Label {
+    /// Its key.
+    pub key: TextId,
+    /// Its value.
+    pub value: LabelValue,
+}
+
+/// The value of a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LabelValue {
+    /// A text.
+    Text(TextId),
+    /// A number and its unit, which may be empty.
+    Number(i64, TextId),
+}
+
+// ---- Several values of each stack, as in heap profiles: in use, allocated in all, number of allocations.
+//
+// The counts of a [`SavedProfile`](super::SavedProfile) are one of them; [`SavedProfile::select_type`](super::SavedProfile::select_type) selects another
+// one.
+
+/// A value type, as in pprof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValueType {
+    /// The quantity: `inuse_space`.
+    pub kind: String,
+    /// The unit: `bytes`, `count`.
+    pub unit: String,
+}
+
+impl ValueType {
+    /// The display unit of the counts: bytes, or the name of the type.
+    pub(crate) fn counted_unit(&self) -> &str {
+        if self.unit == "count" { &self.kind } else { &self.unit }
+    }
+}
+
+/// Values of all stacks.
+#[derive(Clone, Debug, Default)]
+pub struct StackValues {
+    types: Vec<ValueType>,
+    /// By node, in the order of the types.
+    rows: BTreeMap<u32, Vec<u64>>,
+    /// For a heap recording: bytes and allocations in use by node, with their sampling error.
+    inuse: BTreeMap<u32, (Estimate, Estimate)>,
+    /// For a heap recording with counts in bytes in use: these over time.
+    pub(super) history: Option<InuseHistory>,
+}
+
+impl StackValues {
+    /// Values of these types, without stacks.
+    pub(super) fn new(types: Vec<ValueType>) -> StackValues {
+        StackValues { types, ..StackValues::default() }
+    }
+
+    /// The types.
+    #[must_use]
+    pub fn types(&self) -> &[ValueType] {
+        &self.types
+    }
+
+    /// The index of a type.
+    #[must_use]
+    pub fn index(&self, kind: &str) -> Option<usize> {
+        self.types.iter().position(|known| known.kind == kind)
+    }
+
+    /// The values of each stack that has any, by node.
+    pub fn rows(&self) -> impl Iterator<Item = (NodeId, &[u64])> {
+        self.rows.iter().map(|(node, values)| (NodeId(*node), values.as_slice()))
+    }
+
+    /// The values of a stack.
+    #[must_use]
+    pub fn of(&self, node: NodeId) -> Option<&[u64]> {
+        self.rows.get(&node.0).map(Vec::as_slice)
+    }
+
+    /// Bytes and allocations in use of each stack, with their sampling error; empty for profiles read from files.
+    pub fn inuse(&self) -> impl Iterator<Item = (NodeId, (Estimate, Estimate))> {
+        self.inuse.iter().map(|(node, estimates)| (NodeId(*node), *estimates))
+    }
+
+    /// Bytes in use over time; only for a heap recording with counts in bytes in use.
+    #[must_use]
+    pub fn history(&self) -> Option<&InuseHistory> {
+        self.history.as_ref()
+    }
+
+    /// Adds the in-use values of a stack.
+    pub(super) fn add_inuse(&mut self, node: NodeId, (bytes, blocks): (Estimate, Estimate)) {
+        let sum = self.inuse.entry(node.0).or_default();
+        sum.0.add(bytes);
+        sum.1.add(blocks);
+    }
+
+    /// Adds values of a stack.
+    pub(super) fn add(&mut self, node: NodeId, values: &[u64]) {
+        let row = self.rows.entry(node.0).or_insert_with(|| vec![0; self.types.len()]);
+        row.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.saturating_add(*value));
+    }
+}
+
+// ---- Error for a table of a profile that is full.
+
+/// A table of a saved profile has reached its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// The kind of items that do not fit.
+    pub what: &'static str,
+    /// The limit.
+    pub limit: usize,
+}
+
+impl From<trie::Full> for Full {
+    fn from(full: trie::Full) -> Full {
+        match full {
+            trie::Full::Nodes => Full { what: "nodes of distinct stacks", limit: trie::NODES_MAX },
+            trie::Full::Frames => Full { what: "distinct frames", limit: trie::FRAMES_MAX },
+        }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the profile is too large: more than {} {}", self.limit, self.what)
+    }
+}
+
+impl std::error::Error for Full {}

@@ -10,7 +10,7 @@ use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::full::Full;
+use super::saved::Full;
 use crate::escape::escape_line;
 use crate::trie::{FrameWords, Key};
 

@@ -4,9 +4,14 @@
 //! the counts over time add up to the count in the trie, so that the whole time range shows the
 //! same as the profile without times. Waits are samples, too: they represent the time before them.
 
+#[cfg(test)]
+mod time_range_tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
+use super::builder::{Remap, SavedBuilder};
+use super::saved::{Full, SavedProfile, StackRoot};
 use super::texts::TextId;
 use crate::trie::NodeId;
 
@@ -384,5 +389,302 @@ impl Timeline {
             }
         }
         counts
+    }
+}
+
+// ---- Derives the start and end of a timeline's threads from its events.
+//
+// Files store starts and ends only as events. A thread without a start existed when the recording began, even if it
+// was sampled later; one without an end outlived the recording. A thread that ran several programs in sequence has a
+// part for each.
+
+/// Starts and ends by time, for one id.
+#[derive(Default)]
+struct Marks {
+    starts_ns: Vec<u64>,
+    ends_ns: Vec<u64>,
+}
+
+impl Timeline {
+    /// Sets the start and end of each thread.
+    pub(super) fn set_lifetimes(&mut self) {
+        let mut by_thread: HashMap<u64, Marks> = HashMap::new();
+        let mut by_process: HashMap<u32, Marks> = HashMap::new();
+        for event in &self.events {
+            let marks = by_thread.entry(event.thread).or_default();
+            match event.kind {
+                EventKind::ProcessStart | EventKind::ThreadStart => marks.starts_ns.push(event.at_ns),
+                EventKind::ThreadEnd => marks.ends_ns.push(event.at_ns),
+                EventKind::ProcessEnd => {
+                    by_process.entry(event.pid).or_default().ends_ns.push(event.at_ns);
+                }
+                EventKind::Exec | EventKind::ImageLoad => {}
+            }
+        }
+        let mut parts: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (index, thread) in self.threads.iter().enumerate() {
+            parts.entry(thread.id).or_default().push(index);
+        }
+        let none = Marks::default();
+        for (id, mut parts) in parts {
+            parts.sort_by_key(|index| self.threads.get(*index).map(first_ns));
+            let own = by_thread.get(&id).unwrap_or(&none);
+            let mut before: Option<usize> = None;
+            for index in parts {
+                let Some((sampled_ns, until_ns, pid)) =
+                    self.threads.get(index).map(|thread| (first_ns(thread), last_ns(thread), thread.pid))
+                else {
+                    continue;
+                };
+                let before_ns = before.and_then(|before| self.threads.get(before)).map_or(0, last_ns);
+                let started = |at_ns: &&u64| (before_ns..=sampled_ns).contains(*at_ns);
+                let begun_ns =
+                    own.starts_ns.iter().rfind(started).copied().unwrap_or(before_ns).min(sampled_ns);
+                if let Some(before) = before.and_then(|before| self.threads.get_mut(before)) {
+                    before.ended_ns = Some(before.ended_ns.unwrap_or(begun_ns).min(begun_ns).max(before_ns));
+                }
+                let of_process = pid.and_then(|pid| by_process.get(&pid)).unwrap_or(&none);
+                let ended = |marks: &Marks| marks.ends_ns.iter().find(|at_ns| **at_ns >= sampled_ns).copied();
+                let ended_ns = ended(own).into_iter().chain(ended(of_process)).min();
+                if let Some(thread) = self.threads.get_mut(index) {
+                    thread.begun_ns = begun_ns;
+                    thread.ended_ns = ended_ns.map(|ended_ns| ended_ns.max(until_ns));
+                }
+                before = Some(index);
+            }
+        }
+    }
+}
+
+/// Time of its first sample: the period of that sample may have begun before the thread.
+fn first_ns(thread: &ThreadTimeline) -> u64 {
+    thread.samples.first().map_or(0, |sample| sample.at_ns)
+}
+
+/// Time of its last sample.
+fn last_ns(thread: &ThreadTimeline) -> u64 {
+    thread.samples.last().map_or(0, |sample| sample.at_ns)
+}
+
+// ---- A time range of a profile.
+//
+// Input: a [`SavedProfile`] with times, and a time range. Output: a [`SavedProfile`] of the samples in it, with times relative to
+// the start of the range. The counts of adjacent ranges add up to the profile's, stack by stack and loss by loss.
+
+/// Loss reason for counts of a range whose times were not kept.
+const WITHOUT_TIME: &str = "without a time: more --timeline-memory keeps it";
+
+/// Reason for incomplete stacks of a range: the times of the original reasons are unknown.
+const IN_RANGE: &str = "in this part of the time";
+
+impl SavedProfile {
+    /// Length of the recording by its times, nanoseconds; `None` for a profile without times.
+    #[must_use]
+    pub fn time_ns(&self) -> Option<u64> {
+        let timeline = self.timeline.as_ref()?;
+        Some(self.about.duration_ns.unwrap_or(0).max(timeline.end_ns().saturating_add(1)))
+    }
+
+    /// The samples in a time range, nanoseconds since the recording began; `None` for a profile
+    /// without times.
+    ///
+    /// # Errors
+    /// [`Full`] if it does not fit.
+    pub fn in_time_range(&self, range: &Range<u64>) -> Result<Option<SavedProfile>, Full> {
+        let (Some(timeline), Some(all_ns)) = (&self.timeline, self.time_ns()) else { return Ok(None) };
+        let range = range.start..range.end.min(all_ns);
+        let selected = timeline.in_time_range(&range);
+        let counts = selected.counts();
+        let mut about = self.about.clone();
+        about.limit_to(&range, self.lost_within(timeline, &range, all_ns));
+        let mut builder = SavedBuilder::new(about);
+        let tables = Remap::new(self).all(&mut builder)?;
+        let count = |node: NodeId| counts.get(&node).copied().unwrap_or(0);
+        let nodes = builder.add_remapped(self, &tables, count)?;
+        builder.add_timeline(self, &selected, &nodes)?;
+        let mut saved = builder.finish();
+        let incomplete = saved.incomplete_count();
+        if incomplete > 0 {
+            saved.about.incomplete.insert(IN_RANGE.to_owned(), incomplete);
+        }
+        Ok(Some(saved))
+    }
+
+    /// The part of the profile with untimed samples; `None` if all have times.
+    ///
+    /// # Errors
+    /// [`Full`] if it does not fit.
+    pub fn without_times(&self) -> Result<Option<SavedProfile>, Full> {
+        let Some(timeline) = &self.timeline else { return Ok(None) };
+        let timed = timeline.counts();
+        if timed.values().sum::<u64>() >= self.total() {
+            return Ok(None);
+        }
+        let mut builder = SavedBuilder::new(self.about.clone());
+        let tables = Remap::new(self).all(&mut builder)?;
+        let count =
+            |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
+        builder.add_remapped(self, &tables, count)?;
+        Ok(Some(builder.finish()))
+    }
+
+    /// Counts lost in a range, by reason. Untimed losses are distributed evenly over all time.
+    fn lost_within(&self, timeline: &Timeline, range: &Range<u64>, all_ns: u64) -> BTreeMap<String, u64> {
+        let before = |time_ns: u64| {
+            let by_reason = timeline.lost_before_ns(time_ns);
+            let of_reason = |reason: &str, count: u64| {
+                let known = self.texts.find(reason).and_then(|reason| by_reason.get(&reason)).copied();
+                let (elapsed, whole) = known.unwrap_or((time_ns, all_ns));
+                share(count, elapsed, whole)
+            };
+            let mut lost: BTreeMap<String, u64> = self
+                .about
+                .lost
+                .iter()
+                .map(|(reason, count)| (reason.clone(), of_reason(reason, *count)))
+                .collect();
+            let timed: u64 = timeline.counts().values().sum();
+            let untimed = share(self.total().saturating_sub(timed), time_ns, all_ns);
+            *lost.entry(WITHOUT_TIME.to_owned()).or_default() += untimed;
+            lost
+        };
+        let (until_start, mut until_end) = (before(range.start), before(range.end));
+        for (reason, count) in &mut until_end {
+            *count -= until_start.get(reason).copied().unwrap_or(0).min(*count);
+        }
+        until_end.retain(|_, count| *count > 0);
+        until_end
+    }
+
+    /// Counts of incomplete stacks.
+    fn incomplete_count(&self) -> u64 {
+        let mut incomplete: u64 = 0;
+        self.for_each_stack(|root, _, count| {
+            incomplete = incomplete.saturating_add(if root.complete { 0 } else { count });
+        });
+        incomplete
+    }
+}
+
+// ---- Splits a profile with merged threads by thread, using the times of samples.
+//
+// Input: a [`SavedProfile`] with times. Output: the same counts, each stack under its thread. Counts without a time stay
+// under their process.
+
+impl SavedProfile {
+    /// Whether the stacks are of merged threads, and samples with times name their threads.
+    #[must_use]
+    pub fn has_merged_threads(&self) -> bool {
+        self.timeline.is_some() && self.roots.iter().all(|root| root.thread.is_none())
+    }
+
+    /// Splits the profile by thread; unchanged unless it [has merged
+    /// threads](SavedProfile::has_merged_threads).
+    ///
+    /// # Errors
+    /// [`Full`] if it does not fit.
+    pub fn split_by_thread(&self) -> Result<SavedProfile, Full> {
+        let Some(timeline) = self.timeline.as_ref().filter(|_| self.has_merged_threads()) else {
+            return Ok(self.clone());
+        };
+        let mut builder = SavedBuilder::new(self.about.clone());
+        let tables = Remap::new(self).all(&mut builder)?;
+        let timed = timeline.counts();
+        let rest =
+            |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
+        builder.add_remapped(self, &tables, rest)?;
+        let mut split = timeline.clone();
+        let mut remap = Remap::new(self);
+        let mut stack = Vec::new();
+        for thread in &mut split.threads {
+            let name = builder.text(self.text(thread.name))?;
+            let mut nodes: HashMap<NodeId, NodeId> = HashMap::new();
+            for sample in &mut thread.samples {
+                let Some(merged) = sample.node else { continue };
+                let node = match nodes.get(&merged) {
+                    Some(known) => *known,
+                    None => {
+                        stack.clear();
+                        let Some(root) = self.path_of(merged, &mut stack) else { continue };
+                        let process = builder.text(self.text(root.process))?;
+                        let labels = remap.labels(&mut builder, root.labels)?;
+                        let thread = Some((name, thread.id));
+                        let root = StackRoot { process, thread, labels, ..root };
+                        let root = builder.root(root)?;
+                        let here =
+                            |frame: u32| tables.frames.get(frame as usize).copied().unwrap_or(u32::MAX);
+                        stack.iter_mut().for_each(|frame| *frame = here(*frame));
+                        *nodes.entry(merged).or_insert(builder.add(root, &stack, 0)?)
+                    }
+                };
+                builder.count(node, sample.count)?;
+                sample.node = Some(node);
+            }
+        }
+        builder.add_times(self, split)?;
+        Ok(builder.finish())
+    }
+}
+
+#[cfg(test)]
+mod lifetimes_tests {
+    use super::super::TextId;
+    use super::*;
+    use super::{Event, TimedSample};
+
+    const MS: u64 = 1_000_000;
+
+    fn thread(pid: u32, id: u64, samples_ms: &[u64]) -> ThreadTimeline {
+        let sample =
+            |ms: &u64| TimedSample { at_ns: ms * MS, weight_ns: MS, node: None, count: 1, cpu: None };
+        ThreadTimeline {
+            process: TextId::EMPTY,
+            pid: Some(pid),
+            name: TextId::EMPTY,
+            id,
+            begun_ns: 99 * MS,
+            ended_ns: None,
+            samples: samples_ms.iter().map(sample).collect(),
+        }
+    }
+
+    fn event(ms: u64, kind: EventKind, pid: u32, thread: u64) -> Event {
+        Event { at_ns: ms * MS, kind, process: TextId::EMPTY, pid, thread, text: TextId::EMPTY }
+    }
+
+    #[test]
+    fn missing_starts_and_ends_extend_to_the_recording() {
+        let mut timeline = Timeline {
+            threads: vec![thread(7, 7, &[50, 60]), thread(7, 8, &[20, 21]), thread(9, 9, &[70])],
+            events: vec![
+                event(20, EventKind::ThreadStart, 7, 8),
+                event(25, EventKind::ThreadEnd, 7, 8),
+                event(30, EventKind::ProcessStart, 9, 9),
+                event(80, EventKind::ProcessEnd, 9, 9),
+            ],
+            ..Timeline::default()
+        };
+        timeline.set_lifetimes();
+        let of = |thread: &ThreadTimeline| (thread.begun_ns / MS, thread.ended_ns.map(|ns| ns / MS));
+        let lives: Vec<_> = timeline.threads.iter().map(of).collect();
+        assert_eq!(lives, [(0, None), (20, Some(25)), (30, Some(80))]);
+    }
+
+    #[test]
+    fn programs_of_one_thread_follow_each_other() {
+        // A fork and exec, and later another process with the same id.
+        let mut timeline = Timeline {
+            threads: vec![thread(5, 5, &[12, 14]), thread(5, 5, &[16, 20]), thread(5, 5, &[60])],
+            events: vec![
+                event(11, EventKind::ProcessStart, 5, 5),
+                event(22, EventKind::ProcessEnd, 5, 5),
+                event(55, EventKind::ProcessStart, 5, 5),
+            ],
+            ..Timeline::default()
+        };
+        timeline.set_lifetimes();
+        let of = |thread: &ThreadTimeline| (thread.begun_ns / MS, thread.ended_ns.map(|ns| ns / MS));
+        let lives: Vec<_> = timeline.threads.iter().map(of).collect();
+        assert_eq!(lives, [(11, Some(14)), (14, Some(22)), (55, None)]);
     }
 }

@@ -8,35 +8,17 @@
 
 mod budget;
 mod captures;
-mod deferred_samples;
-mod heap;
-mod image_loads;
 mod image_refresh;
-mod jit_budget;
-mod options;
-mod poll_order;
 mod prefetch;
-mod prefetch_list;
 mod processes;
 pub mod pushed;
-mod recorded_process;
 mod recorder;
-mod red_zone;
-mod sample;
 mod schedule;
-mod stack_extent;
-mod stack_groups;
 mod stack_size;
 mod stack_walker;
 mod stops;
-mod target_processes;
-mod thread;
 mod thread_clock;
-mod ticks;
-mod unsampled_time;
-mod wait_sampling;
 mod waits;
-mod weighted_stacks;
 mod weights;
 
 use crate::clock::Clock;
@@ -44,12 +26,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::live::Live;
 use crate::recording::Recording;
 use crate::sources::{Fault, Target};
+use crate::walk::UnwindMethod;
 use stops::StopDriver;
 
-pub use options::Options;
-pub use recorded_process::{FIRST, ProcessIndex};
+pub use self::captures::Sample;
+pub use self::processes::{FIRST, ProcessIndex};
 pub use recorder::Recorder;
-pub use sample::Sample;
 pub use stops::snapshot::{Snapshot, ThreadStack, snapshot};
 
 /// Records a target until it ends, the time is over or `live` requests a stop.
@@ -74,4 +56,36 @@ pub fn record(
         }
         Err(fault) => Err(Error::new(ErrorKind::System, format!("the recording failed: {fault}"))),
     }
+}
+
+// ---- Recording options.
+
+/// Recording options.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// After a requested stop, how long to wait for the process to end, nanoseconds.
+    pub linger_ns: u64,
+    /// Ticks per second.
+    pub hz: u32,
+    /// Duration of the recording; `None`: until the process ends or a stop is requested.
+    pub duration_ns: Option<u64>,
+    /// Also record waiting threads: weights are wall-clock time.
+    pub idle: bool,
+    /// Record only waiting threads, if the source reports waits.
+    pub off_cpu: bool,
+    /// Keep the stacks of each thread apart. Otherwise all threads share one root, so memory does not grow with
+    /// the number of short-lived threads.
+    pub threads: bool,
+    /// Memory for sample times, bytes; 0 keeps none.
+    pub timeline_bytes: usize,
+    /// Maximum frames kept per stack.
+    pub max_depth: usize,
+    /// How stacks are walked.
+    pub unwind: UnwindMethod,
+    /// Seed of the ticks' jitter.
+    pub seed: u64,
+    /// Maximum share of time that the target may be stopped: 0.02 is 2 %, 1 or more no limit.
+    pub max_stop: f64,
+    /// Allocated blocks count as in use at the end if they are at least this old, nanoseconds.
+    pub block_age_min_ns: u64,
 }

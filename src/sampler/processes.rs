@@ -4,15 +4,17 @@
 //! and the files it mapped. A whole-machine recording sees thousands of processes: of exited ones only the numbers
 //! are kept, and the unwind caches of processes not walked recently are dropped.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::image_refresh::ImageRefresh;
-use super::recorded_process::{ProcessIndex, RecordedProcess};
-use super::stack_groups::StackGroups;
 use crate::binary::{FileUser, Files};
 use crate::clock::Clock;
 use crate::images::{ImageView, Images, JitCode};
+use crate::recording::{Program, Root, StackGroup, Thread};
 use crate::sources::{Observed, ThreadId};
 use crate::walk::{FileFacts, Unwinder};
 
@@ -261,5 +263,153 @@ impl Processes {
     }
 }
 
-#[cfg(test)]
-mod tests;
+// ---- One recorded process: its images, its unwinder, and where its stacks are kept.
+
+/// Index of a process in a recorder, in order of addition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessIndex(pub(super) u32);
+
+/// The process that a recorder is created with.
+pub const FIRST: ProcessIndex = ProcessIndex(0);
+
+/// Placeholder for a process without samples: nothing is kept for it.
+pub(super) const UNSAMPLED: ProcessIndex = ProcessIndex(u32::MAX);
+
+/// A recorded process: its images, its unwinder, and where its stacks are kept.
+pub(super) struct RecordedProcess {
+    /// Its address space in the images.
+    pub(super) image_space_id: u32,
+    /// Its pid.
+    pub(super) pid: u32,
+    /// Index of its current program.
+    pub(super) program: u32,
+    /// Shared group of all threads of that program, if any were sampled.
+    pub(super) shared_group: Option<u32>,
+    /// Code outside all images.
+    pub(super) jit: JitCode,
+    pub(super) refresh: ImageRefresh,
+    pub(super) unwinder: Unwinder,
+    /// Its files, once it has code outside all images.
+    pub(super) files: Option<Arc<dyn Files>>,
+    /// Whether its unwinder was used since the unwind caches were last dropped.
+    pub(super) has_unwind_cache: bool,
+}
+
+impl RecordedProcess {
+    pub(super) fn new(image_space_id: u32, pid: u32, program: u32, facts: &FileFacts) -> RecordedProcess {
+        RecordedProcess {
+            image_space_id,
+            pid,
+            program,
+            shared_group: None,
+            jit: JitCode::default(),
+            refresh: ImageRefresh::default(),
+            unwinder: Unwinder::new(facts),
+            files: None,
+            has_unwind_cache: false,
+        }
+    }
+
+    /// Reads the images; returns whether they changed.
+    pub(super) fn read_images(
+        &mut self,
+        process: &mut dyn Observed,
+        now_ns: &dyn Fn() -> u64,
+        images: &mut Images,
+    ) -> bool {
+        let changed = self.refresh.read(process, now_ns, images, self.image_space_id, &mut self.jit);
+        if changed {
+            self.unwinder.images_changed();
+            if self.files.is_none() && self.jit.is_any() {
+                self.files = Some(process.files());
+            }
+        }
+        changed
+    }
+}
+
+// ---- Groups of stacks: one for each thread, or one for all threads of a program.
+//
+// Input: processes and threads as they are seen. Output: the programs and groups of a profile, a bounded number.
+
+/// Maximum number of separate threads and programs; later ones share an entry.
+const GROUPS_MAX: usize = 65_536;
+
+/// The programs and groups of a recording.
+pub(super) struct StackGroups {
+    by_thread: bool,
+    programs: Vec<Program>,
+    groups: Vec<StackGroup>,
+}
+
+impl StackGroups {
+    /// `by_thread`: each thread has its own group.
+    pub(super) fn new(by_thread: bool) -> StackGroups {
+        StackGroups { by_thread, programs: Vec::new(), groups: Vec::new() }
+    }
+
+    /// Adds a program; returns its index.
+    pub(super) fn add_program(&mut self, pid: u32, name: &str) -> u32 {
+        if self.programs.len() >= GROUPS_MAX {
+            return (GROUPS_MAX - 1) as u32;
+        }
+        let name = if self.programs.len() == GROUPS_MAX - 1 {
+            format!("programs after the first {GROUPS_MAX}")
+        } else {
+            name.to_owned()
+        };
+        self.programs.push(Program { pid, name });
+        (self.programs.len() - 1) as u32
+    }
+
+    /// The group of a thread's stacks. `shared_group`: the shared group of the program's threads, if it exists; `name`
+    /// is called only for a thread with its own group.
+    pub(super) fn add_thread(
+        &mut self,
+        program: u32,
+        shared_group: &mut Option<u32>,
+        id: ThreadId,
+        name: impl FnOnce() -> String,
+    ) -> u32 {
+        if !self.by_thread {
+            return *shared_group.get_or_insert_with(|| {
+                if self.groups.len() <= GROUPS_MAX {
+                    self.groups.push(StackGroup { program, thread: None });
+                }
+                (self.groups.len() - 1) as u32
+            });
+        }
+        if self.groups.len() < GROUPS_MAX {
+            self.groups.push(StackGroup { program, thread: Some(Thread { id: id.0, name: name() }) });
+        } else if self.groups.len() == GROUPS_MAX {
+            let name = format!("threads after the first {GROUPS_MAX}");
+            self.groups.push(StackGroup { program, thread: Some(Thread { id: 0, name }) });
+        }
+        u32::try_from(self.groups.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    /// The thread of a group, if the group is its own.
+    pub(super) fn thread_mut(&mut self, group: u32, id: ThreadId) -> Option<&mut Thread> {
+        let thread = self.groups.get_mut(group as usize)?.thread.as_mut();
+        thread.filter(|thread| thread.id == id.0)
+    }
+
+    /// The thread name of a group, if threads have groups.
+    pub(super) fn thread_name(&self, group: u32) -> Option<&str> {
+        Some(&self.groups.get(group as usize)?.thread.as_ref()?.name)
+    }
+
+    /// Sort key of roots: not the order in which they were seen, which is random.
+    pub(super) fn sort_key(&self, root: Root) -> impl Ord + use<'_> {
+        let group = self.groups.get(root.group as usize);
+        let program = group.and_then(|group| self.programs.get(group.program as usize));
+        let thread = group.and_then(|group| group.thread.as_ref()).map(|thread| thread.id);
+        let Root { complete, fiber, waiting, .. } = root;
+        (program.map(|program| (&*program.name, program.pid)), thread, fiber, waiting, !complete)
+    }
+
+    /// Programs and groups.
+    pub(super) fn into_parts(self) -> (Vec<Program>, Vec<StackGroup>) {
+        (self.programs, self.groups)
+    }
+}

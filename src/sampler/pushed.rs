@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 
-use super::deferred_samples::{DueSamples, Rewalk};
-use super::options::Options;
-use super::recorded_process::{FIRST, ProcessIndex};
+use super::Options;
+use super::captures::Sample;
+use super::captures::{DueSamples, Rewalk};
+use super::processes::{FIRST, ProcessIndex};
+use super::recorder::unknown_status;
 use super::recorder::{Recorder, SampleOutcome, UNKNOWN_THREAD};
-use super::sample::Sample;
-use super::thread::unknown_status;
 use super::waits::OpenWaits;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};

@@ -5,28 +5,25 @@
 //! read ([`DeferredSamples`]), and counts losses by cause. It requests only images, names and memory from the
 //! process; when and how threads are sampled is the driver's business.
 
-mod images;
-
 use hashbrown::HashMap;
 
-use super::deferred_samples::{DeferredSample, DeferredSamples, DueSamples, Rewalk};
-use super::heap::SampledHeap;
-use super::options::Options;
-use super::processes::Processes;
-use super::recorded_process::{ProcessIndex, UNSAMPLED};
-use super::sample::Sample;
-use super::stack_groups::StackGroups;
+use super::Options;
+use super::captures::{DeferredSample, DeferredSamples, DueSamples, Rewalk, Sample};
+use super::image_refresh::ImageRefresh;
+use super::processes::{ProcessIndex, Processes, StackGroups, UNSAMPLED};
+use super::stack_size::StackExtent;
 use super::stack_walker::StackWalker;
-use super::thread::{ThreadAccount, unknown_status};
 use super::thread_clock::ThreadClock;
-use super::weighted_stacks::WeightedStacks;
+use super::waits::WaitSampling;
+use super::weights::WeightedStacks;
 use crate::addr::{Avma, LookupAvma};
 use crate::clock::Clock;
-use crate::images::Images;
-use crate::recording::timeline::EventKind;
-use crate::recording::{Recording, Root, Stats};
-use crate::sources::pushed::{SampledAllocation, StackUse};
-use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
+use crate::heap::{HeapModel, SamplingRate};
+use crate::images::{Images, LibraryCounts};
+use crate::recording::timeline::{EventKind, ThreadIndex};
+use crate::recording::{HeapRecording, Recording, Root, Stats};
+use crate::sources::pushed::{AllocationLosses, SampledAllocation, SampledFree, SourceEvent, StackUse};
+use crate::sources::{Activity, Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
 
@@ -554,5 +551,194 @@ impl<'a> Recorder<'a> {
             heap: self.heap.finish(),
             stats: self.stats,
         }
+    }
+}
+
+// ---- When a recorder reads the images of processes, and whether those that it has are those of a sample.
+
+impl Recorder<'_> {
+    /// The libraries that a process has loaded and unloaded now, where that is known.
+    pub(crate) fn library_counts(
+        &self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+    ) -> Option<LibraryCounts> {
+        self.processes.refresh(of)?.library_counts(process)
+    }
+
+    /// Whether the images of a sample's process are known as they were when it was taken.
+    fn has_images_of(&self, sample: &Sample) -> bool {
+        let of = self.threads.get(&sample.thread).map(|account| account.process);
+        of.and_then(|of| self.processes.refresh(of)).is_none_or(|refresh| refresh.is_of(sample))
+    }
+
+    /// Reads the images of a process; returns whether they changed.
+    pub fn read_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) -> bool {
+        let changed = self.processes.read_images(of, process, self.clock);
+        self.note_image_loads();
+        changed
+    }
+
+    /// Reads the images if they changed or may have. Reads are rate-limited, so not every one of many changes
+    /// causes one.
+    pub fn refresh_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        let (now_ns, wanted) = (self.clock.now_ns(), self.has_deferred(of));
+        if self.processes.refresh(of).is_some_and(|refresh| refresh.is_due(now_ns, wanted)) {
+            self.read_images(of, process);
+        }
+    }
+
+    /// Reads images known to have changed, at any cost: deferred samples cannot wait longer.
+    pub(crate) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        if self.has_deferred(of) {
+            self.read_changed_images(of, process);
+        }
+    }
+
+    /// Reads images known to have changed, at any cost: the stack about to be walked will be reused for long.
+    pub(crate) fn read_changed_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        if self.processes.refresh(of).is_some_and(ImageRefresh::has_changed) {
+            self.read_images(of, process);
+        }
+    }
+
+    /// Handles a reported change of images. Earlier samples are walked first.
+    pub fn images_changed(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+        self.processes.note_change(of);
+        self.refresh_images(of, process);
+    }
+
+    /// Marks the images of a process as unread: the next walk reads them.
+    pub(crate) fn forget_images_read(&mut self, of: ProcessIndex) {
+        self.processes.forget_images_read(of);
+    }
+
+    /// Number of a process's current address space.
+    fn space(&self, of: ProcessIndex) -> u32 {
+        self.processes.images_of(of).map_or(0, |images| images.space())
+    }
+
+    /// Records files loaded by processes as events.
+    fn note_image_loads(&mut self) {
+        for load in self.processes.take_loads() {
+            self.stacks.add_event(EventKind::ImageLoad, load.pid, load.at_ns, &load.path);
+        }
+    }
+}
+
+// ---- One thread of the recorder: its group, its clock, the extent of its stack.
+
+/// Attempts to read the name of a nameless thread.
+const NAME_TRIES: u8 = 8;
+
+/// One thread's account.
+#[derive(Debug)]
+pub(super) struct ThreadAccount {
+    pub(super) process: ProcessIndex,
+    /// Index into the profile's groups.
+    pub(super) group: u32,
+    /// Its index in the timeline, if that has room for it.
+    pub(super) timeline_thread: Option<ThreadIndex>,
+    /// Remaining attempts to read its name.
+    name_tries_left: u8,
+    pub(super) clock: ThreadClock,
+    pub(super) stack: StackExtent,
+    /// Selects the short waits to walk.
+    pub(super) waits: WaitSampling,
+}
+
+impl ThreadAccount {
+    /// `seed`, different for each thread, selects its short waits.
+    pub(super) fn new(
+        process: ProcessIndex,
+        group: u32,
+        timeline_thread: Option<ThreadIndex>,
+        seed: u64,
+        stack_top: Option<Avma>,
+        clock: ThreadClock,
+    ) -> ThreadAccount {
+        ThreadAccount {
+            process,
+            group,
+            timeline_thread,
+            name_tries_left: NAME_TRIES,
+            clock,
+            stack: StackExtent::new(stack_top),
+            waits: WaitSampling::new(seed),
+        }
+    }
+
+    /// Uses up one attempt to read the name; returns whether there was one left.
+    pub(super) fn take_name_try(&mut self) -> bool {
+        let may = self.name_tries_left > 0;
+        self.name_tries_left = self.name_tries_left.saturating_sub(1);
+        may
+    }
+}
+
+/// The status of a thread that was not polled yet.
+pub(super) fn unknown_status() -> ThreadStatus {
+    ThreadStatus { cpu_ns: 0, switches: 0, activity: Activity::Runnable }
+}
+
+// ---- Sampled allocations, kept by stack node until they are freed.
+//
+// Input: the events of an allocation source, and each stack's node in the trie; output: [`HeapRecording`]. Each
+// sampled allocation is one count in the trie, whatever its weight.
+
+/// Sampled allocations of a recording; `None` if the source reports none.
+#[derive(Default)]
+pub(super) struct SampledHeap(Option<HeapRecording>);
+
+impl SampledHeap {
+    /// `every_bytes`: allocations are sampled once per this many bytes, if at all. Blocks count as in use at the end if
+    /// they are at least `age_min_ns` old.
+    pub(super) fn new(every_bytes: Option<u64>, age_min_ns: u64) -> SampledHeap {
+        SampledHeap(every_bytes.map(|every_bytes| HeapRecording {
+            model: HeapModel::new(SamplingRate::new(every_bytes)).with_age_min_ns(age_min_ns),
+            losses: AllocationLosses::default(),
+        }))
+    }
+
+    /// Keeps an allocation of a process, with the node of its stack.
+    pub(super) fn allocate(
+        &mut self,
+        pid: u32,
+        allocation: SampledAllocation,
+        at_ns: u64,
+        node: Option<NodeId>,
+    ) {
+        let Some(heap) = &mut self.0 else { return };
+        let SampledAllocation { block, bytes, untracked } = allocation;
+        if untracked {
+            heap.model.allocate_untracked(bytes, node);
+        } else {
+            heap.model.allocate(pid, block, bytes, at_ns, node);
+        }
+    }
+
+    /// Handles a free of sampled memory or of a part of it, or the revocation of one.
+    pub(super) fn handle_free(&mut self, pid: u32, at_ns: u64, event: &SourceEvent) {
+        let Some(heap) = &mut self.0 else { return };
+        match *event {
+            SourceEvent::Free(SampledFree { block, may_be_inherited }) => {
+                heap.model.free(pid, block, at_ns, may_be_inherited);
+            }
+            SourceEvent::Shrink { block, bytes } => heap.model.shrink(pid, block, bytes, at_ns),
+            SourceEvent::Restore { block } => heap.model.restore(pid, block),
+            _ => {}
+        }
+    }
+
+    /// Handles the exit or exec of a process.
+    pub(super) fn end_process(&mut self, pid: u32, at_ns: u64) {
+        if let Some(heap) = &mut self.0 {
+            heap.model.end_process(pid, at_ns);
+        }
+    }
+
+    /// The allocations that are live at the end.
+    pub(super) fn finish(self) -> Option<HeapRecording> {
+        self.0
     }
 }

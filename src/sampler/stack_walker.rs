@@ -3,13 +3,13 @@
 //! Input: a capture with its process and thread. Output: frames, why the walk ended, and how much of the stack it
 //! needed. Images are read again if a stack leads to code in none.
 
-use super::jit_budget::JitBudget;
-use super::options::Options;
+use super::Options;
+use super::budget::JitBudget;
+use super::prefetch::CapturedOuter;
 use super::prefetch::{LaterStack, Word, cover_stacks, inner_part};
-use super::prefetch_list::CapturedOuter;
 use super::processes::{ProcessCode, Processes};
-use super::red_zone::{lacks_red_zone, with_red_zone};
-use super::thread::ThreadAccount;
+use super::recorder::ThreadAccount;
+use super::stack_size::{lacks_red_zone, with_red_zone};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, TargetCode};

@@ -1,32 +1,30 @@
 //! The driver that stops threads: each tick polls all threads, stops the running ones, and passes their captures
 //! to the recorder once all run again.
 
+mod lifecycle;
+pub(super) mod snapshot;
+
 use hashbrown::HashMap;
 
+use self::lifecycle::{BY_NO_KNOWN_THREAD, TOO_MANY, TargetProcesses, observed};
+use super::Options;
 use super::budget::Budget;
-use super::captures::Captures;
-use super::deferred_samples::DueSamples;
-use super::options::Options;
-use super::poll_order::PollOrder;
-use super::recorded_process::FIRST;
+use super::captures::{Captures, DueSamples, Sample};
+use super::processes::FIRST;
+use super::pushed::wait_while_suspended;
 use super::recorder::Recorder;
-use super::sample::Sample;
-use super::schedule::Schedule;
-use super::target_processes::{TOO_MANY, TargetProcesses, observed};
-use super::unsampled_time::UnsampledTime;
+use super::schedule::{PollOrder, Schedule};
+use super::thread_clock::UnsampledTime;
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::LibraryCounts;
 use crate::live::Live;
-use crate::sources::{Activity, Capture, Fault, StopOutcome, Target, TargetEvent, ThreadId, ThreadStatus};
+use crate::sources::{
+    Activity, CallThread, Capture, Fault, SleepingThread, StopOutcome, Target, TargetEvent, ThreadId,
+    ThreadStatus,
+};
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
-
-mod decide;
-mod lifecycle;
-mod sleeping;
-pub(super) mod snapshot;
-mod suspension;
 
 /// Consecutive events handled before the clock is read again.
 const EVENTS_AT_ONCE: u32 = 256;
@@ -474,5 +472,303 @@ impl<'a> StopDriver<'a> {
         self.live.pause_ns.store(self.recorder.stats.stopped_ns, Relaxed);
         let alive_ns = self.recorder.alive_cpu_ns();
         self.live.target_cpu_ns.store(self.recorder.stats.target_cpu_ns + alive_ns, Relaxed);
+    }
+}
+
+// ---- The tick's decision for a polled thread: request a stop, weigh its known waiting stack again, or leave it
+// alone.
+
+/// If stops do not disturb waits: CPU time, in sampling periods, after which a thread never found running is
+/// sampled where it waits.
+const CARRIED_PERIODS: u64 = 4;
+
+impl StopDriver<'_> {
+    /// Acts on a poll: requests a stop, or weighs a known waiting stack again. Returns whether a stop is pending.
+    fn decide(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
+        let moved = self.note(id, status);
+        if !self.budget.may_stop() {
+            return false;
+        }
+        let Some(account) = self.recorder.account_mut(id) else { return false };
+        match status.activity {
+            // If only a stop reveals the state, it also reveals whether there is anything to record.
+            Activity::Running | Activity::Unknown => self.request_stop(id, false),
+            // It uses no CPU time, but wall-clock time passes where it waits for a CPU.
+            Activity::Ready => self.options.idle && self.request_stop(id, false),
+            // A ready thread that got no CPU since its last sample weighs nothing. An unchanged status may also
+            // mean that it kept running: then every runnable thread has a CPU.
+            Activity::Runnable if moved || self.polls.runnable() <= self.target.process().cpus => {
+                self.request_stop(id, false)
+            }
+            Activity::Waiting if self.options.idle => self.decide_waiting(id, status),
+            // It ran and waits again. Its time is carried to a sample that finds it running, which shows where it
+            // was used. Finding it waiting every time by chance is unlikely (e^-4).
+            Activity::Waiting if moved && !self.target.process().stops_interrupt_syscalls => {
+                let periods = if self.schedule.is_closing() { 1 } else { CARRIED_PERIODS };
+                account.clock.used_at_least(periods, self.options.hz) && self.request_stop(id, true)
+            }
+            // Not stopped, and its next stack must not weigh this time.
+            Activity::Stopped if self.options.idle => {
+                let stopped_ns = account.clock.weigh_wall(status, self.clock.now_ns());
+                self.recorder.lose("stopped by job control", stopped_ns);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Records a poll; returns whether the thread was on a CPU since its last sample.
+    fn note(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
+        let tick = self.recorder.stats.ticks;
+        let Some(account) = self.recorder.account_mut(id) else { return false };
+        account.clock.update(status, tick);
+        let moved = account.clock.ran_since_sample(status);
+        self.earn(id);
+        moved
+    }
+
+    /// Credits the budget with a thread's CPU time. Wall-clock recordings, and targets with stops that hold all
+    /// threads, credit wall-clock time elsewhere.
+    fn earn(&mut self, id: ThreadId) {
+        if self.target.process().stops_hold_all || self.options.idle {
+            return;
+        }
+        if let Some(account) = self.recorder.account_mut(id) {
+            self.budget.earn(account.clock.newly_used_ns());
+        }
+    }
+
+    /// Requests stops of threads that may be on a CPU, as many as CPUs remain: those last seen using one first,
+    /// ties in random order.
+    fn request_maybe_running(&mut self, cpus_left: usize) -> std::result::Result<(), Fault> {
+        let (tick, recorder) = (self.recorder.stats.ticks, &self.recorder);
+        let used_at_tick = |id| recorder.account(id).map(|account| account.clock.used_at_tick());
+        let maybe_running = self.polls.take_postponed(tick, used_at_tick);
+        let mut pending_stops = 0;
+        for id in &maybe_running {
+            if pending_stops >= cpus_left {
+                break;
+            }
+            // The first poll is outdated after the other requests.
+            let Ok(status) = self.target.poll(*id) else { continue };
+            if self.decide(*id, status) {
+                pending_stops += 1;
+                if pending_stops % self.target.stops_at_once() == 0 {
+                    self.collect()?;
+                }
+            }
+        }
+        self.polls.give_back(maybe_running);
+        Ok(())
+    }
+
+    fn decide_waiting(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
+        let Some(state) = self.threads.get_mut(&id) else { return false };
+        let stack = match state.wait_stack {
+            WaitStack::With { stack, status: then } if then == status => stack,
+            // Returned from our stop to the same place, as far as the system shows.
+            WaitStack::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
+                state.wait_stack = WaitStack::With { stack, status };
+                stack
+            }
+            _ => return self.capture_waiting(id),
+        };
+        let Some(account) = self.recorder.account_mut(id) else { return false };
+        let weight_ns = account.clock.weigh_wall(status, self.clock.now_ns());
+        self.recorder.repeat(id, stack.node, stack.ended, weight_ns);
+        false
+    }
+
+    fn request_stop(&mut self, id: ThreadId, waiting: bool) -> bool {
+        let stack_bytes = self.stack_bytes(id);
+        self.count_libraries(id, 0);
+        let Some(state) = self.threads.get_mut(&id) else { return false };
+        match self.target.interrupt(id, stack_bytes, self.options.idle || waiting) {
+            Ok(()) => {
+                state.stop_pending = true;
+                state.was_waiting = waiting;
+                true
+            }
+            // An event reports its end, and its usage is counted then.
+            Err(_) => false,
+        }
+    }
+
+    /// Counts the libraries of a thread's process before a capture, 0, or after it, 1.
+    fn count_libraries(&mut self, id: ThreadId, after: usize) {
+        let Some(state) = self.threads.get_mut(&id) else { return };
+        let of = self.processes.index(state.process);
+        let process = observed(self.target, state.process);
+        let counts = of.zip(process).and_then(|(of, process)| self.recorder.library_counts(of, process));
+        state.libraries = match (after, state.libraries, counts) {
+            (0, _, Some(counts)) => Some([counts; 2]),
+            (_, Some([before, _]), Some(counts)) => Some([before, counts]),
+            _ => None,
+        };
+    }
+}
+
+// ---- Waiting threads in a wall-clock recording: captured without a stop if that gives the whole stack.
+
+/// Reason for a waiting thread without a stack.
+const UNSHOWN: &str = "waits under a seccomp filter, where /proc does not show it";
+
+/// Whether more registers than stack pointer and program counter would not lead the walk further.
+fn leads_as_far_as_a_stop(ended: StackEnd) -> bool {
+    ended.is_complete() || matches!(ended, StackEnd::DeeperThanCopied | StackEnd::DepthLimit)
+}
+
+impl StopDriver<'_> {
+    /// Captures a waiting thread without a stop, to be walked when no thread is stopped; requests a stop if the
+    /// source cannot. Returns whether a stop was requested.
+    fn capture_waiting(&mut self, id: ThreadId) -> bool {
+        let mut capture = self.captures.buffer();
+        self.count_libraries(id, 0);
+        let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
+        if seen == SleepingThread::Captured {
+            self.count_libraries(id, 1);
+            self.captures.push_sleeping(id, capture);
+            return false;
+        }
+        self.captures.give_back(capture);
+        if seen == SleepingThread::Hidden && self.target.is_harmed_by_stops(id) {
+            let waited_ns = self.weigh(id, None).unwrap_or(0);
+            self.recorder.lose(UNSHOWN, waited_ns);
+            return false;
+        }
+        // A wait that has just begun tolerates a stop.
+        self.request_stop(id, true)
+    }
+
+    /// Walks the threads captured without a stop, and stops those for which a stop shows more.
+    fn walk_sleeping_threads(&mut self) -> std::result::Result<(), Fault> {
+        let mut sleeping = self.captures.take_sleeping();
+        if sleeping.is_empty() {
+            return Ok(());
+        }
+        for (id, capture) in sleeping.drain(..) {
+            if self.is_shown_whole(id, &capture) || self.target.is_harmed_by_stops(id) {
+                let mut libraries = None;
+                if let Some(state) = self.threads.get_mut(&id) {
+                    state.was_waiting = true;
+                    libraries = state.libraries;
+                }
+                let at_ns = self.clock.now_ns();
+                self.captures.push(Sample {
+                    thread: id,
+                    capture,
+                    libraries,
+                    at_ns,
+                    waiting: true,
+                    off_cpu_ns: 0,
+                });
+            } else {
+                self.captures.give_back(capture);
+                self.request_stop(id, true);
+            }
+        }
+        self.captures.reuse_sleeping(sleeping);
+        self.collect()?;
+        self.walk_captured();
+        Ok(())
+    }
+
+    fn is_shown_whole(&mut self, id: ThreadId, capture: &Capture) -> bool {
+        let Some(pid) = self.threads.get(&id).map(|state| state.process) else { return false };
+        if !self.place_thread(pid, id) {
+            return false;
+        }
+        let most = self.budget.stack_max_bytes();
+        let Some(process) = observed(self.target, pid) else { return false };
+        let walked = self.recorder.walk(process, id, capture, most, &mut self.frames);
+        walked.is_some_and(|(ended, _)| leads_as_far_as_a_stop(ended))
+    }
+}
+
+// ---- Suspensions of a recording: the target is detached before, and the time until resumption is excluded.
+
+/// Loss reason for CPU time used during a suspension.
+const SUSPENDED: &str = "used while stackprof was suspended";
+
+/// Minimum number of thread and process events handled before the first tick after a suspension.
+const EVENTS_MIN: usize = 1024;
+
+impl StopDriver<'_> {
+    /// Records to the end, across suspensions. Calls that belong to the tracer thread run there.
+    pub(crate) fn record(&mut self) -> Result<(), Fault> {
+        let thread = self.target.call_thread();
+        let thread = thread.as_deref();
+        let ended = self.record_segments(thread);
+        if let (Err(Fault::Lost(_)), Some(thread)) = (&ended, thread) {
+            // Detach at once: nothing serves traced threads any more.
+            thread.call(&mut || self.target.release());
+            thread.shut_down();
+            thread.restart()?;
+        }
+        ended
+    }
+
+    fn record_segments(&mut self, thread: Option<&dyn CallThread>) -> Result<(), Fault> {
+        let mut segment = Ok(RunEnd::Over);
+        call(thread, &mut || {
+            self.begin();
+            segment = self.run();
+        });
+        while segment? == RunEnd::Suspended {
+            if let Some(thread) = thread {
+                thread.call(&mut || {
+                    let clocks = self.process_clocks();
+                    self.lose_unattributed_of_all(&clocks, BY_NO_KNOWN_THREAD);
+                    self.target.release();
+                });
+                thread.shut_down();
+            }
+            let suspended_ns = wait_while_suspended(self.clock, self.live);
+            if let Some(thread) = thread {
+                thread.restart()?;
+            }
+            segment = Ok(RunEnd::Over);
+            call(thread, &mut || segment = self.go_on(suspended_ns));
+        }
+        Ok(())
+    }
+
+    /// Resumes the recording, excluding `suspended_ns` from its time.
+    fn go_on(&mut self, suspended_ns: u64) -> Result<RunEnd, Fault> {
+        self.target.reattach()?;
+        self.schedule.exclude_suspension(suspended_ns, self.clock.now_ns());
+        self.recorder.stats.suspended_ns += suspended_ns;
+        // Stops requested before will not be reported.
+        for state in self.threads.values_mut() {
+            *state = StopState::new(state.process);
+        }
+        // Before the events: usage before an exec does not belong to the next sample.
+        self.skip_all();
+        for _ in 0..EVENTS_MIN.max(2 * self.threads.len()) {
+            if !self.one_event(0)? {
+                break;
+            }
+        }
+        let clocks = self.process_clocks();
+        self.skip_all();
+        self.lose_unattributed_of_all(&clocks, SUSPENDED);
+        self.run()
+    }
+
+    fn skip_all(&mut self) {
+        let ids: Vec<_> = self.threads.keys().copied().collect();
+        for id in ids {
+            if let Ok(status) = self.target.poll(id) {
+                self.recorder.skip(id, status.cpu_ns, SUSPENDED);
+            }
+        }
+    }
+}
+
+/// Runs a call in the target's tracer thread, or in this one if it has none.
+fn call(thread: Option<&dyn CallThread>, body: &mut dyn FnMut()) {
+    match thread {
+        Some(thread) => thread.call(body),
+        None => body(),
     }
 }

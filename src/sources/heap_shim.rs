@@ -41,8 +41,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn the_library_calls_no_function_of_c_that_a_sanitizer_replaces() {
         let library = super::library().expect("built where tests run");
-        assert!(crate::binary::elf::entries::imports(library, &["dlsym"]));
-        assert!(!crate::binary::elf::entries::imports(
+        assert!(crate::binary::elf::functions::imports(library, &["dlsym"]));
+        assert!(!crate::binary::elf::functions::imports(
             library,
             &["memcpy", "memset", "memmove", "memcmp", "bcmp"]
         ));

@@ -8,14 +8,6 @@
 //! Everything except `linux`, the calls of `mach` and what is `cfg(unix)` is compiled on all systems.
 //! Sources do not walk stacks, resolve names or aggregate.
 
-use std::fmt;
-use std::sync::Arc;
-
-use crate::addr::Avma;
-use crate::arch::Arch;
-use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
-
-mod allocator;
 mod capture;
 #[cfg(unix)]
 pub mod child;
@@ -27,7 +19,6 @@ pub mod heap_shim;
 pub mod linux;
 pub mod mach;
 pub mod output;
-mod prefetched_words;
 #[cfg(target_os = "linux")]
 mod proc_file;
 pub mod process_name;
@@ -37,14 +28,19 @@ pub mod sim;
 #[cfg(unix)]
 pub mod startup;
 mod target_file;
-mod thread_status;
 pub mod user_files;
 pub mod viewer;
 
+use std::fmt;
+use std::sync::Arc;
+
+use crate::addr::Avma;
+use crate::arch::Arch;
+use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
+
+pub use self::capture::{PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX, PrefetchedWords};
 pub use capture::{Capture, OtherStack};
-pub use prefetched_words::{PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX, PrefetchedWords};
 pub use target_file::LocalFiles;
-pub use thread_status::{Activity, ThreadStatus};
 
 /// Demangles a Swift name (`$s4main3fooyyF`) with this system's Swift runtime; `None` if it is not one, or
 /// without such a runtime.
@@ -503,4 +499,56 @@ pub trait Target: Observed {
     fn reattach(&mut self) -> Result<(), Fault> {
         Ok(())
     }
+}
+
+// ---- Thread state and CPU time that a source reads without a stop.
+/// Activity of a thread, observed without touching it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// On a CPU.
+    Running,
+    /// On a CPU or ready for one.
+    Runnable,
+    /// Ready for a CPU, but on none.
+    Ready,
+    /// Blocked: in a system call, a page fault or a lock.
+    Waiting,
+    /// Stopped by job control or another tool; must be left alone.
+    Stopped,
+    /// Only a stop shows it: the [`ThreadStatus`] of the capture has the activity.
+    Unknown,
+}
+
+impl Activity {
+    /// Whether the thread is on a CPU or ready for one.
+    #[must_use]
+    pub fn wants_cpu(self) -> bool {
+        matches!(self, Activity::Running | Activity::Runnable | Activity::Ready)
+    }
+}
+
+/// Result of polling a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadStatus {
+    /// CPU time used so far in nanoseconds. Exact for a thread that is off the CPU; for a running one it may
+    /// lag (Linux: up to a scheduler tick).
+    pub cpu_ns: u64,
+    /// How often the thread was put on a CPU so far; 0 if not reported.
+    pub switches: u64,
+    /// Its activity.
+    pub activity: Activity,
+}
+
+// ---- Roles of allocator functions, for the sources that follow allocator calls.
+/// AllocatorRole of an allocator function. Numbers are argument indices, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AllocatorRole {
+    /// Returns a block of this many bytes.
+    Allocate { bytes: usize },
+    /// Returns a block of this many items of a size.
+    AllocateItems { count: usize, bytes: usize },
+    /// Moves a block, or frees it where the size is 0.
+    Reallocate { block: usize, bytes: usize },
+    /// Frees a block.
+    Free { block: usize },
 }

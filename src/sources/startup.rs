@@ -94,7 +94,7 @@ mod signals {
 
     /// Runs `body` with all signals blocked in the calling thread: a forked process handles none before
     /// [`restore_signals`].
-    pub(in crate::sources) fn with_signals_blocked<R>(body: impl FnOnce() -> R) -> R {
+    pub(crate) fn with_signals_blocked<R>(body: impl FnOnce() -> R) -> R {
         let before = set_mask(Some(u64::MAX));
         let result = body();
         set_mask(Some(before));
@@ -103,7 +103,7 @@ mod signals {
 
     /// Restores the dispositions of all signals and the calling thread's mask as this process was started
     /// with. For a new process between fork and `exec`: only makes system calls, does not allocate.
-    pub(in crate::sources) fn restore_signals() {
+    pub(crate) fn restore_signals() {
         let ignored = IGNORED.load(Ordering::Relaxed);
         for signal in 1..=LAST {
             let was_ignored = ignored >> (signal - 1) & 1 == 1;
@@ -136,7 +136,7 @@ mod signals {
     }
 
     /// Whether SIGPIPE was ignored.
-    pub(in crate::sources) fn was_pipe_ignored() -> bool {
+    pub(crate) fn was_pipe_ignored() -> bool {
         PIPE_IGNORED.load(Ordering::Relaxed)
     }
 }

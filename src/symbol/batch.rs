@@ -13,8 +13,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::dwarf::{Chain, Debug, DwarfParts, Job, LineInfo, Sections, SplitFiles, Texts, TextsShared};
 use super::locate::{DebugFiles, locate};
+use super::table::macho;
 use super::table::{Symbol, SymbolTable};
-use super::{Options, Why, debug_map, jit, jitdump, plt, stubs};
+use super::{Options, Why, debug_map, jit, plt};
 use crate::addr::Svma;
 use crate::binary::{Files, ImageBytes, OpenError};
 use crate::images::Image;
@@ -219,7 +220,7 @@ fn symbols(asked: &ImageTask<'_>, options: &Options<'_>, texts: &mut Texts<'_>) 
         let addresses = || asked.wanted.iter().zip(&found).filter_map(unnamed);
         let elf = plt::Stubs::read(bytes.bytes(), addresses());
         let in_file = bytes.linkedit().is_none();
-        let macho = if in_file { stubs::Stubs::read(bytes.bytes(), addresses()) } else { None };
+        let macho = if in_file { macho::Stubs::read(bytes.bytes(), addresses()) } else { None };
         for (svma, found) in asked.wanted.iter().zip(&mut found).filter(|(_, found)| found.is_err()) {
             let name = elf.as_ref().and_then(|stubs| stubs.name(*svma));
             if let Some(name) = name.or_else(|| macho.as_ref()?.name(*svma)) {
@@ -344,7 +345,7 @@ pub(super) fn name_anonymous(
     for path in dumps {
         let opened = files.open_jit_dump(path).map_err(|why| why.to_string());
         let loads = opened.as_ref().map_err(String::clone).and_then(|dump| {
-            jitdump::loads(dump.bytes()).ok_or_else(|| "not a jitdump of this processor".to_owned())
+            jit::loads(dump.bytes()).ok_or_else(|| "not a jitdump of this processor".to_owned())
         });
         match loads {
             Ok(loads) => {

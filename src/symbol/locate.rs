@@ -7,16 +7,16 @@
 //! another [`Files`] after the build id's path in `of_elf`: it needs an HTTP client and the user's consent to go
 //! online, so this version does not support it.
 
-mod macho;
-mod supplementary;
-
-use crate::binary::elf::Elf;
-use crate::binary::{Files, ImageBytes, MappingKind, OpenError};
-use crate::images::Image;
+use std::borrow::Cow;
 
 use super::error::DebugFileError;
 use super::sections;
 use super::table::pe;
+use crate::binary::elf::Elf;
+use crate::binary::macho::{self, MachO};
+use crate::binary::{Files, ImageBytes, MappingKind, OpenError};
+use crate::images::Image;
+use crate::leb128::take_unsigned;
 
 /// Directory of debug files in Linux distributions.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
@@ -57,7 +57,7 @@ impl DebugFiles {
 pub fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool) -> DebugFiles {
     let mut found = DebugFiles::default();
     if image.object().is_some_and(|object| object.macho().is_some()) {
-        macho::locate(image, bytes, files, dwarf, &mut found);
+        locate_dsym(image, bytes, files, dwarf, &mut found);
     } else {
         of_elf(image, bytes, files, dwarf, &mut found);
     }
@@ -117,7 +117,7 @@ fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, fou
     }
     if let Some(debug) = found.debug.clone().filter(|_| dwarf && is_file) {
         found.package = files.open(&format!("{dwarf_at}.dwp")).ok();
-        found.shared = supplementary::find(&debug, &dwarf_at, files, &mut found.problems);
+        found.shared = find(&debug, &dwarf_at, files, &mut found.problems);
     }
 }
 
@@ -245,6 +245,175 @@ const fn crc_tables() -> [[u32; 256]; 8] {
         table += 1;
     }
     tables
+}
+
+// ---- Finds the debug information of a Mach-O image: its dSYM.
+//
+// Input: an image and [`Files`]. Output: files with the image's UUID. Searches for dSYMs next to the binary, in
+// cargo's `deps`, and through Spotlight.
+
+/// Limit on dSYMs opened per directory.
+const CANDIDATES_MAX: usize = 256;
+
+fn locate_dsym(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, found: &mut DebugFiles) {
+    found.symbols.push(bytes.clone());
+    let Some(macho) = image.object().and_then(|object| object.macho()) else { return };
+    let Some(uuid) = macho.uuid.filter(|_| dwarf) else { return };
+    for path in beside(&image.path) {
+        if try_dsym(&path, &uuid, macho, files, found, true) {
+            return;
+        }
+    }
+    // `target/debug/deps/work-0123456789abcdef.dSYM`, of any build with the same name.
+    for path in in_deps(&image.path, files) {
+        if try_dsym(&path, &uuid, macho, files, found, false) {
+            return;
+        }
+    }
+    for path in files.known_by_uuid(&uuid).into_iter().take(CANDIDATES_MAX) {
+        // Spotlight returns the bundle; its content is named like the binary.
+        for path in inside(&path, &image.name, files) {
+            if try_dsym(&path, &uuid, macho, files, found, true) {
+                return;
+            }
+        }
+    }
+}
+
+const INSIDE: &str = "Contents/Resources/DWARF";
+
+fn beside(path: &str) -> Vec<String> {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    vec![format!("{path}.dSYM/{INSIDE}/{name}")]
+}
+
+fn inside(bundle: &str, name: &str, files: &dyn Files) -> Vec<String> {
+    if !bundle.ends_with(".dSYM") {
+        return vec![bundle.to_owned()];
+    }
+    let mut paths = vec![format!("{bundle}/{INSIDE}/{name}")];
+    let others = files.list(&format!("{bundle}/{INSIDE}"));
+    paths.extend(others.into_iter().map(|other| format!("{bundle}/{INSIDE}/{other}")));
+    paths
+}
+
+fn in_deps(path: &str, files: &dyn Files) -> Vec<String> {
+    let Some((directory, name)) = path.rsplit_once('/') else { return Vec::new() };
+    let deps = if directory.ends_with("/deps") { directory.to_owned() } else { format!("{directory}/deps") };
+    // Cargo names its output after the crate, with `_` for `-`.
+    let stem = format!("{}-", name.replace('-', "_"));
+    let is_it = |entry: &String| entry.ends_with(".dSYM") && entry.starts_with(&stem);
+    let bundles = files.list(&deps).into_iter().filter(is_it).take(CANDIDATES_MAX);
+    bundles.map(|bundle| format!("{deps}/{bundle}/{INSIDE}/{}", bundle.trim_end_matches(".dSYM"))).collect()
+}
+
+/// Accepts a dSYM if it belongs to the image. `named`: it should belong, so a mismatch is reported.
+fn try_dsym(
+    path: &str,
+    uuid: &[u8; 16],
+    image: &MachO,
+    files: &dyn Files,
+    found: &mut DebugFiles,
+    named: bool,
+) -> bool {
+    let Ok(bytes) = files.open(path) else { return false };
+    let wanted =
+        macho::ImageIdentity { uuid: None, cpu_type: image.cpu_type, cpu_subtype: image.cpu_subtype };
+    let fits = macho::choose(&bytes, &wanted).map_err(DebugFileError::from).and_then(|bytes| {
+        match MachO::parse(bytes.bytes())?.uuid {
+            Some(found) if found == *uuid => Ok(bytes),
+            Some(found) => Err(DebugFileError::OtherUuid { found, wanted: *uuid }),
+            None => Err(DebugFileError::NoUuid),
+        }
+    });
+    match fits {
+        Ok(bytes) => {
+            found.debug = Some(bytes);
+            true
+        }
+        Err(why) => {
+            if named {
+                found.problems.push(format!("{path}: {why}"));
+            }
+            false
+        }
+    }
+}
+
+// ---- Finds the supplementary file shared by several debug files: `dwz -m` moves common entries there.
+//
+// Input: a debug file, hostile, and [`Files`]. Output: the file that it refers to, if both were written together.
+// Not for: reading it (see `dwarf`).
+//
+// Formats: `.gnu_debugaltlink` is a path and a build id (dwz(1)); `.debug_sup` of DWARF 5, 7.3.6, is a path and a
+// checksum that the other file repeats.
+
+/// The proof that a file is the right one.
+enum Mark<'a> {
+    BuildId(&'a [u8]),
+    Checksum(&'a [u8]),
+}
+
+/// Finds the file; `None` if there is no reference, or no match, which is added to `problems`.
+fn find(
+    debug: &ImageBytes,
+    debug_path: &str,
+    files: &dyn Files,
+    problems: &mut Vec<String>,
+) -> Option<ImageBytes> {
+    let (path, mark) = named(debug.bytes())?;
+    let directory = debug_path.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let stated = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
+    let by_id = match mark {
+        Mark::BuildId(id) => build_id_path(id),
+        Mark::Checksum(_) => None,
+    };
+    let mut why = Vec::new();
+    for path in std::iter::once(stated).chain(by_id) {
+        let fits = |file: ImageBytes| match mark {
+            Mark::BuildId(id) => mismatch(file.bytes(), id).map(|()| file),
+            Mark::Checksum(sum) => match supplement(file.bytes()) {
+                Some(found) if found.is_the_common_file && found.checksum == sum => Ok(file),
+                _ => Err(DebugFileError::OtherSupplement),
+            },
+        };
+        for open in OPENED_BY {
+            match open(files, &path).map_err(DebugFileError::from).and_then(fits) {
+                Ok(file) => return Some(file),
+                Err(reason) => why.push(format!("{path}: {reason}")),
+            }
+        }
+        why.dedup();
+    }
+    problems.push(why.join(", "));
+    None
+}
+
+/// The path in a debug file, and the mark of the file there.
+fn named(debug: &[u8]) -> Option<(Cow<'_, str>, Mark<'_>)> {
+    if let Some(link) = section(debug, ".gnu_debugaltlink") {
+        let end = link.iter().position(|byte| *byte == 0)?;
+        let (path, id) = (link.get(..end)?, link.get(end + 1..)?);
+        return Some((String::from_utf8_lossy(path), Mark::BuildId(id)));
+    }
+    let found = supplement(debug).filter(|found| !found.is_the_common_file)?;
+    Some((String::from_utf8_lossy(found.path), Mark::Checksum(found.checksum)))
+}
+
+struct Supplement<'a> {
+    is_the_common_file: bool,
+    path: &'a [u8],
+    checksum: &'a [u8],
+}
+
+/// Reads `.debug_sup`.
+fn supplement(file: &[u8]) -> Option<Supplement<'_>> {
+    let (head, rest) = section(file, ".debug_sup")?.split_first_chunk::<3>()?;
+    let [5, 0, is_the_common_file] = *head else { return None };
+    let end = rest.iter().position(|byte| *byte == 0)?;
+    let (path, mut rest) = (rest.get(..end)?, rest.get(end + 1..)?);
+    let length = usize::try_from(take_unsigned(&mut rest)?).ok()?;
+    Some(Supplement { is_the_common_file: is_the_common_file != 0, path, checksum: rest.get(..length)? })
 }
 
 #[cfg(test)]

@@ -10,19 +10,13 @@ pub mod demangle;
 pub mod dwarf;
 mod error;
 pub mod jit;
-pub mod jitdump;
 pub mod kernel;
 pub mod locate;
-mod nlist;
-mod options;
 pub mod plt;
-mod relocate;
-pub mod runtime;
 pub mod sections;
-pub mod short_name;
-pub mod stubs;
 pub mod table;
-mod why;
+#[cfg(all(test, target_os = "linux"))] // the test executable must be ELF
+mod tests;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
@@ -30,19 +24,20 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
+use self::demangle::Demangler;
+use self::jit::JitRuntimes;
 use crate::addr::{Avma, Svma};
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::images::{Image, Images};
 use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
 use crate::trie::FrameId;
+use dwarf::TextsShared;
+
+pub use self::error::{Style, TEXT_BYTES_MAX, Why};
 pub use batch::ImageNames;
 pub use dwarf::LineInfo;
-use dwarf::TextsShared;
 pub use error::{DebugFileError, SectionError};
-pub use options::Options;
-use runtime::JitRuntimes;
-pub use why::{Style, TEXT_BYTES_MAX, Why};
 
 /// Addresses of one image that lack a name for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -437,5 +432,41 @@ impl Texts {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))] // the test executable must be ELF
-mod tests;
+// ---- Options for names: inlined functions, lines, demangling.
+
+/// Options for names.
+#[derive(Clone, Copy)]
+pub struct Options<'f> {
+    /// A frame for each function inlined at an address.
+    pub inlines: bool,
+    /// `function (file:line)`.
+    pub lines: bool,
+    /// The style of names.
+    pub style: Style,
+    /// Demangler for Swift names.
+    pub swift: Demangler,
+    /// Access to debug files.
+    pub files: &'f dyn Files,
+    /// Access to files of single processes by their number in the images, for the maps and dumps of JIT compilers.
+    /// Other processes use `files`.
+    pub files_by_process: &'f [(u32, Arc<dyn Files>)],
+    /// Number of threads.
+    pub threads: usize,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let (style, swift): (_, Demangler) = (Style::Readable, |_| None);
+        let files = &NoFiles;
+        Options { inlines: true, lines: false, style, swift, files, files_by_process: &[], threads }
+    }
+}
+
+impl Options<'_> {
+    /// The files of a process, by its number in the images.
+    fn files_of(&self, process: u32) -> &dyn Files {
+        let of_process = self.files_by_process.iter().find(|(number, _)| *number == process);
+        of_process.map_or(self.files, |(_, files)| &**files)
+    }
+}

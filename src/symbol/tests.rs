@@ -1,7 +1,7 @@
 //! Naming frames: counts, sharing, reasons, and functions of the running test.
 #![allow(clippy::unwrap_used)]
 
-use super::jitdump::tests::a_load;
+use super::jit::jitdump_tests::a_load;
 use super::table::SymbolTable;
 use super::table::tests::zoo;
 use super::*;
@@ -418,7 +418,7 @@ impl Files for WithDump {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
         assert_eq!(path, "/home/new/jit-7.dump");
         let loads = [a_load(0x1000, 0x100, 1, "old"), a_load(0x1000, 0x40, 2, "dumped")];
-        Ok(ImageBytes::new(jitdump::tests::file(&loads)))
+        Ok(ImageBytes::new(super::jit::jitdump_tests::file(&loads)))
     }
 
     fn own_pid(&self) -> Option<&str> {

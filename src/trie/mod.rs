@@ -5,10 +5,6 @@
 //! frames, root first or leaf first, and weights. Output: stacks in an order that depends only on the stacks. No
 //! strings, no OS, no clock, no randomness.
 
-mod children;
-mod fingerprint;
-mod limits;
-mod order;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -17,9 +13,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::marker::PhantomData;
 
-pub use children::Children;
-use fingerprint::Fingerprint;
-pub use limits::{FRAMES_MAX, FrameWords, Full, NODES_MAX};
+use self::tables::Fingerprint;
 use tables::{FrameTable, LeafTable, NONE, NodeTable};
 
 /// A node of the trie. `NodeId(0)` is the top, the parent of every root.
@@ -272,19 +266,14 @@ impl<K: Key> Trie<K> {
 
     /// Like [`for_each_stack`](Trie::for_each_stack), with the last node of each stack.
     pub fn for_each_leaf(&self, visit: impl FnMut(NodeId, &[FrameId], u64)) {
-        order::for_each_stack::<K>(
-            self.frames.as_slice(),
-            &self.nodes,
-            |node| self.count(NodeId(node)),
-            visit,
-        );
+        for_each_stack::<K>(self.frames.as_slice(), &self.nodes, |node| self.count(NodeId(node)), visit);
     }
 
     /// Replaces every weight: callers before callees, siblings in the order of their sort keys; stacks with equal
     /// keys are adjacent.
     pub fn recount<P: Ord>(&mut self, sort_key: impl Fn(K) -> P, mut value: impl FnMut(u64) -> u64) {
         let mut recounted = Vec::with_capacity(self.distinct_stacks);
-        order::by_sort_key(self.frames.as_slice(), &self.nodes, sort_key, |node| match self.count(node) {
+        by_sort_key(self.frames.as_slice(), &self.nodes, sort_key, |node| match self.count(node) {
             0 => {}
             weight => recounted.push((node, value(weight))),
         });
@@ -445,4 +434,211 @@ impl<K: Key> fmt::Debug for Trie<K> {
             self.frame_count()
         )
     }
+}
+
+// ---- The children of the nodes of a trie, which stores only each node's parent.
+//
+// Output: the children of a node, and walks over whole subtrees. Memory is eight bytes a node; a walk has an
+// explicit stack, because stacks of files can be deep.
+
+/// The children of every node.
+#[derive(Clone, Debug)]
+pub struct Children {
+    /// By node: index of its first child in `nodes`; one more at the end.
+    starts: Vec<u32>,
+    nodes: Vec<u32>,
+}
+
+impl Children {
+    /// Builds the table from a trie's nodes.
+    fn of(table: &NodeTable) -> Children {
+        let mut starts = vec![0u32; table.len() + 1];
+        for node in table.iter().skip(1) {
+            if let Some(start) = starts.get_mut(node.parent as usize + 1) {
+                *start += 1;
+            }
+        }
+        let mut sum = 0;
+        for start in &mut starts {
+            sum += *start;
+            *start = sum;
+        }
+        let mut next = starts.clone();
+        let mut nodes = vec![0; table.len().saturating_sub(1)];
+        for (id, node) in (0..).zip(table.iter()).skip(1) {
+            if let Some(next_slot) = next.get_mut(node.parent as usize) {
+                if let Some(slot) = nodes.get_mut(*next_slot as usize) {
+                    *slot = id;
+                }
+                *next_slot += 1;
+            }
+        }
+        Children { starts, nodes }
+    }
+
+    /// The children of a node, in order of creation.
+    #[must_use]
+    pub fn below(&self, node: u32) -> &[u32] {
+        let at = |node: usize| self.starts.get(node).map_or(0, |start| *start as usize);
+        self.nodes.get(at(node as usize)..at(node as usize + 1)).unwrap_or_default()
+    }
+
+    /// Visits a node and its descendants in preorder, each with its depth below the first; siblings in order of
+    /// creation.
+    pub fn walk(&self, from: u32, visit: &mut dyn FnMut(u32, usize)) {
+        visit(from, 0);
+        let mut open = vec![self.below(from)];
+        while let Some(siblings) = open.last_mut() {
+            let Some((node, later)) = siblings.split_first() else {
+                open.pop();
+                continue;
+            };
+            *siblings = later;
+            visit(*node, open.len());
+            open.push(self.below(*node));
+        }
+    }
+}
+
+// ---- Limits of a trie, and the representation of frames.
+
+/// Limit on nodes of a trie, including the top: 200 MB of nodes. Their leaves and indexes take another 70 MB if
+/// one node in ten is a leaf, 740 MB if every one is.
+pub const NODES_MAX: usize = 1 << 24;
+
+/// Limit on distinct frames of a trie: about 110 MB, and as many symbol look-ups.
+pub const FRAMES_MAX: usize = 1 << 22;
+
+/// A frame as two words, which are hashed and compared together.
+pub type FrameWords = (u64, u64);
+
+/// A stack was refused because a table has reached its limit. The trie is unchanged, and known stacks still count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Full {
+    /// The stack needs more nodes than [`NODES_MAX`] allows.
+    Nodes,
+    /// The stack needs more frames than [`FRAMES_MAX`] allows.
+    Frames,
+}
+
+impl Full {
+    /// Text for the summary's list of losses.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Full::Nodes => "trie full (distinct stacks)",
+            Full::Frames => "trie full (distinct addresses)",
+        }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Full::Nodes => write!(f, "the call-stack trie is full (NODES_MAX, {NODES_MAX} nodes)"),
+            Full::Frames => write!(f, "the call-stack trie is full (FRAMES_MAX, {FRAMES_MAX} addresses)"),
+        }
+    }
+}
+
+impl std::error::Error for Full {}
+
+// ---- The order in which stacks are read: by their frames from the root, independent of insertion.
+//
+// Input: the tables. Output: each counted stack once, or each node. Memory is 12 bytes a node and the depth of
+// one stack; walks have an explicit stack, because a target's may be deep.
+
+fn for_each_stack<K: Key>(
+    frames: &[FrameWords],
+    nodes: &NodeTable,
+    count: impl Fn(u32) -> u64,
+    mut visit: impl FnMut(NodeId, &[FrameId], u64),
+) {
+    let rank = ranks_by(frames, K::of);
+    // (parent, rank of the frame, node): after sorting, the children of a node are adjacent and in order.
+    let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
+    for (id, node) in nodes.iter().enumerate().skip(1) {
+        let rank = rank.get(node.frame as usize).copied().unwrap_or(u32::MAX);
+        children.push((node.parent, rank, id as u32));
+    }
+    children.sort_unstable();
+
+    let mut path: Vec<FrameId> = Vec::new();
+    if count(0) > 0 {
+        visit(NodeId(0), &path, count(0));
+    }
+    // The unvisited children of each node of the path.
+    let mut open = vec![of(&children, 0)];
+    while let Some(siblings) = open.last_mut() {
+        let Some((&(_, _, id), later)) = siblings.split_first() else {
+            open.pop();
+            path.pop();
+            continue;
+        };
+        *siblings = later;
+        let Some(node) = nodes.get(id) else { continue };
+        path.push(FrameId(node.frame));
+        let weight = count(id);
+        if weight > 0 {
+            visit(NodeId(id), &path, weight);
+        }
+        open.push(of(&children, id));
+    }
+}
+
+/// Visits all nodes, callers before callees, in the order of the sort keys of their frames. Stacks with equal keys
+/// are adjacent, as if they were one.
+fn by_sort_key<K: Key, P: Ord>(
+    frames: &[FrameWords],
+    nodes: &NodeTable,
+    sort_key: impl Fn(K) -> P,
+    mut visit: impl FnMut(NodeId),
+) {
+    let rank = ranks_by(frames, |words| sort_key(K::of(words)));
+    let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
+    for (id, node) in nodes.iter().enumerate().skip(1) {
+        children.push((node.parent, rank.get(node.frame as usize).copied().unwrap_or(u32::MAX), id as u32));
+    }
+    children.sort_unstable();
+    // (depth, rank, node), next one last: nodes with equal keys are adjacent.
+    let mut open: Vec<(u32, u32, u32)> = vec![(0, 0, 0)];
+    let mut same: Vec<u32> = Vec::new();
+    while let Some((depth, rank, node)) = open.pop() {
+        same.clear();
+        same.push(node);
+        while let Some((_, _, next)) = open.pop_if(|next| (next.0, next.1) == (depth, rank)) {
+            same.push(next);
+        }
+        let first = open.len();
+        for node in &same {
+            visit(NodeId(*node));
+            open.extend(of(&children, *node).iter().map(|&(_, rank, child)| (depth + 1, rank, child)));
+        }
+        if let Some(below) = open.get_mut(first..) {
+            below.sort_unstable_by(|a, b| b.cmp(a));
+        }
+    }
+}
+
+/// The rank of each frame's sort key; frames with equal keys have equal ranks.
+fn ranks_by<P: Ord>(frames: &[FrameWords], sort_key: impl Fn(FrameWords) -> P) -> Vec<u32> {
+    let mut sorted: Vec<(P, u32)> = frames.iter().map(|frame| sort_key(*frame)).zip(0..).collect();
+    sorted.sort_unstable();
+    let mut ranks = vec![0; frames.len()];
+    for (rank, same) in (0..).zip(sorted.chunk_by(|a, b| a.0 == b.0)) {
+        for (_, id) in same {
+            if let Some(slot) = ranks.get_mut(*id as usize) {
+                *slot = rank;
+            }
+        }
+    }
+    ranks
+}
+
+/// The children of one node, in order.
+fn of(children: &[(u32, u32, u32)], parent: u32) -> &[(u32, u32, u32)] {
+    let from = children.partition_point(|child| child.0 < parent);
+    let rest = children.get(from..).unwrap_or_default();
+    let len = rest.iter().take_while(|child| child.0 == parent).count();
+    rest.get(..len).unwrap_or_default()
 }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::fingerprint::Fingerprint;
+use super::tables::Fingerprint;
 use super::*;
 use crate::rng::Rng;
 

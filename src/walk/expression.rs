@@ -5,8 +5,8 @@
 
 use std::marker::PhantomData;
 
-use super::bounds::{Failure, is_in_stack, why_not};
-use super::words::Word;
+use super::input::Word;
+use super::input::{Failure, is_in_stack, why_not};
 use crate::addr::Avma;
 use crate::leb128::Leb128;
 use crate::walk::Input;

@@ -1,7 +1,7 @@
 //! The input of a walk: the copied stack and its bounds, memory around it, and the target's code.
 
 use super::code::Code;
-use super::words::StackBytes;
+use super::frames::StackEnd;
 use crate::addr::Avma;
 
 /// The input of a walk.
@@ -62,4 +62,261 @@ pub struct OtherStack<'a> {
     pub stack: StackBytes<'a>,
     /// First address above its memory, if known.
     pub limit: Option<Avma>,
+}
+
+// ---- Bounds of the copied stack: whether an address is on the same stack, above the copy, or on another stack; and
+// reads of known words. Input: addresses, [`Input`]; output: words, yes or no, and the reason why a step failed.
+
+/// The copy never exceeds this: the default stack limit of Linux and macOS main threads.
+pub const STACK_BYTES_MAX: u64 = 8 << 20;
+
+/// The reason why a step failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// It needs memory above the copied bytes.
+    OutsideCopy,
+    /// The result cannot be a caller.
+    Refused,
+    /// The frame is the first function of a thread.
+    First,
+    /// The return address is null, according to unwind information.
+    Null,
+    /// It needs unknown memory of another stack.
+    OtherStack,
+}
+
+impl Failure {
+    pub(super) fn ended(self) -> StackEnd {
+        match self {
+            Failure::OutsideCopy => StackEnd::DeeperThanCopied,
+            Failure::Refused | Failure::Null => StackEnd::BrokenFrameChain,
+            Failure::First => StackEnd::Root,
+            Failure::OtherStack => StackEnd::OtherStack,
+        }
+    }
+}
+
+impl Input<'_> {
+    /// Reads the little-endian word of the processor's size at a stack address, zero-extended, in the copied bytes
+    /// or above them.
+    #[inline]
+    pub(super) fn read<W: Word>(&self, at: Avma) -> Option<u64> {
+        self.stack.read::<W>(at).or_else(|| self.read_outer::<W>(at))
+    }
+
+    /// Reads a word above the copied bytes; `None` on another stack.
+    #[cold]
+    pub(super) fn read_outer<W: Word>(&self, at: Avma) -> Option<u64> {
+        let outer = self.outer.filter(|_| is_in_stack(at, self))?;
+        outer.word(at, 1 << W::SHIFT)
+    }
+}
+
+/// The reason why the word at a stack address is missing.
+#[cold]
+pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
+    if is_in_stack(at, input) { Failure::OutsideCopy } else { Failure::Refused }
+}
+
+/// Whether an address is, or may be, in the copied stack: in the copied bytes or above them.
+pub(super) fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
+    let base = input.stack.base;
+    at >= base
+        && at - base < STACK_BYTES_MAX
+        && input.stack_limit.is_none_or(|limit| at < limit)
+        && input.stack_top.is_none_or(|top| base > top || at < top)
+}
+
+/// Whether a frame with this stack pointer is known to be on the thread's initial stack.
+pub(super) fn is_on_own_stack(sp: Avma, input: &Input<'_>) -> bool {
+    input.stack_top.is_some_and(|top| sp <= top && top - sp <= STACK_BYTES_MAX)
+}
+
+/// Whether a frame with this stack pointer is on another stack than the copied one: below it, or above it by more
+/// than a copy can reach. Signal stacks are memory of the program: below the stack of its first thread, anywhere
+/// relative to others.
+///
+/// A stack pointer may be at the very top, with nothing above it: so the word below it decides.
+pub(super) fn is_on_other_stack(sp: Avma, input: &Input<'_>) -> bool {
+    sp != input.stack.base && !is_in_stack(Avma(sp.0.saturating_sub(1)), input)
+}
+
+/// The new reach of a walk, from `reached` and the next frame's stack pointer: a frame on another stack does not
+/// count.
+pub(super) fn further(reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
+    if sp <= reached || is_on_other_stack(sp, input) { reached } else { sp }
+}
+
+// ---- The aligned words of a copied stack, which a walk reads at every frame, with one comparison for bounds and
+// alignment; and their size. Input: [`StackBytes`]; output: words. Not for: unaligned reads, which
+// [`StackBytes::word`] does.
+
+/// The address type of a processor: `u64`, or `u32`.
+pub(crate) trait Word: Copy + std::fmt::Debug {
+    /// Its bytes, in memory order.
+    type Bytes: Copy + std::fmt::Debug;
+    /// log2 of their number.
+    const SHIFT: u32;
+
+    /// Reinterprets bytes as whole words.
+    fn whole(bytes: &[u8]) -> &[Self::Bytes];
+
+    /// The little-endian value, zero-extended.
+    fn value(bytes: &Self::Bytes) -> u64;
+
+    /// The value of the first bytes, which need not be aligned; `None` if there are too few.
+    fn first(bytes: &[u8]) -> Option<u64>;
+}
+
+impl Word for u64 {
+    type Bytes = [u8; 8];
+    const SHIFT: u32 = 3;
+
+    #[inline(always)]
+    fn whole(bytes: &[u8]) -> &[[u8; 8]] {
+        bytes.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn value(bytes: &[u8; 8]) -> u64 {
+        u64::from_le_bytes(*bytes)
+    }
+
+    #[inline(always)]
+    fn first(bytes: &[u8]) -> Option<u64> {
+        bytes.first_chunk().map(Self::value)
+    }
+}
+
+impl Word for u32 {
+    type Bytes = [u8; 4];
+    const SHIFT: u32 = 2;
+
+    #[inline(always)]
+    fn whole(bytes: &[u8]) -> &[[u8; 4]] {
+        bytes.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn value(bytes: &[u8; 4]) -> u64 {
+        u32::from_le_bytes(*bytes).into()
+    }
+
+    #[inline(always)]
+    fn first(bytes: &[u8]) -> Option<u64> {
+        bytes.first_chunk().map(Self::value)
+    }
+}
+
+/// Bytes copied from a thread's stack, from its stack pointer upward.
+#[derive(Clone, Copy, Debug)]
+pub struct StackBytes<'a> {
+    /// Address of the first byte (the stack pointer).
+    pub base: Avma,
+    /// The copied bytes.
+    pub bytes: &'a [u8],
+}
+
+impl StackBytes<'_> {
+    /// The little-endian word at `at`, or `None` outside the copy.
+    #[must_use]
+    #[inline]
+    pub fn word(&self, at: Avma) -> Option<u64> {
+        self.read::<u64>(at)
+    }
+
+    /// The little-endian word of the processor's size at `at`, zero-extended, or `None` outside the copy.
+    #[inline]
+    pub(crate) fn read<W: Word>(&self, at: Avma) -> Option<u64> {
+        let offset = usize::try_from(at.0.checked_sub(self.base.0)?).ok()?;
+        W::first(self.bytes.get(offset..)?)
+    }
+
+    /// The first address after the copy.
+    #[must_use]
+    pub fn end(&self) -> Avma {
+        self.base + self.bytes.len() as u64
+    }
+}
+
+/// The aligned words of a copied stack.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words<'a, W: Word = u64> {
+    /// Address of the first word.
+    start: u64,
+    words: &'a [W::Bytes],
+}
+
+impl<'a, W: Word> Words<'a, W> {
+    #[inline]
+    pub(super) fn new(stack: StackBytes<'a>) -> Words<'a, W> {
+        let Some(start) = stack.base.0.checked_next_multiple_of(1 << W::SHIFT) else {
+            return Words { start: 0, words: &[] };
+        };
+        let skipped = (start - stack.base.0) as usize;
+        let words = W::whole(stack.bytes.get(skipped..).unwrap_or_default());
+        // Not beyond the end of the address space.
+        let most = usize::try_from(((u64::MAX - start) >> W::SHIFT) + 1).unwrap_or(usize::MAX);
+        Words { start, words: &words[..words.len().min(most)] }
+    }
+
+    /// The little-endian word at `at`; `None` outside the copy, or if `at` is not aligned.
+    #[inline(always)]
+    pub(super) fn word(&self, at: u64) -> Option<u64> {
+        // Rotation makes the offset of an unaligned address too large for any copy.
+        let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(W::SHIFT)).ok()?;
+        self.words.get(index).map(W::value)
+    }
+
+    /// The little-endian words at `at` and right above it; `None` outside the copy, or if `at` is not aligned.
+    #[inline(always)]
+    pub(super) fn two(&self, at: u64) -> Option<[u64; 2]> {
+        let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(W::SHIFT)).ok()?;
+        let words = self.words.get(index..)?.first_chunk::<2>()?;
+        Some([W::value(&words[0]), W::value(&words[1])])
+    }
+}
+
+#[cfg(test)]
+mod words_tests {
+    use super::*;
+
+    fn check<W: Word>(word_bytes: u64) {
+        let bytes: Vec<u8> = (0..45).collect();
+        for base in [0x7fff_0000_1000, 0x7fff_0000_1003, 3, u64::MAX - 43, u64::MAX - 10] {
+            let stack = StackBytes { base: Avma(base), bytes: &bytes };
+            let words: Words<'_, W> = Words::new(stack);
+            for at in (0..80).map(|at| base.wrapping_sub(16).wrapping_add(at)) {
+                let expected = stack.read::<W>(Avma(at)).filter(|_| at % word_bytes == 0);
+                assert_eq!(words.word(at), expected, "{at:#x} from {base:#x}");
+                let above = at.checked_add(word_bytes).and_then(|above| stack.read::<W>(Avma(above)));
+                let both = expected.zip(above).map(<[u64; 2]>::from);
+                assert_eq!(words.two(at), both, "{at:#x} from {base:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn aligned_words_are_read_and_others_are_not() {
+        check::<u64>(8);
+        check::<u32>(4);
+    }
+
+    #[test]
+    fn words_have_the_size_of_their_processor() {
+        let bytes: Vec<u8> = (0..16).collect();
+        let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
+        assert_eq!(stack.read::<u32>(Avma(0x1001)), Some(0x0403_0201));
+        assert_eq!(stack.read::<u32>(Avma(0x100c)), Some(0x0f0e_0d0c));
+        assert_eq!(stack.word(Avma(0x100c)), None);
+        assert_eq!(Words::<u32>::new(stack).two(0x1008), Some([0x0b0a_0908, 0x0f0e_0d0c]));
+    }
+
+    #[test]
+    fn a_copy_without_a_whole_word_has_none() {
+        for length in 0..8 {
+            let words: Words<'_> = Words::new(StackBytes { base: Avma(0x1001), bytes: &[1; 8][..length] });
+            assert!((0xff0..0x1020).all(|at| words.word(at).is_none()));
+        }
+    }
 }

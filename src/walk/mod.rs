@@ -8,43 +8,34 @@
 //! conventions of language runtimes and C libraries. `code.rs` and `input.rs` are the input of a walk; `frames.rs`
 //! and `stack_end.rs` are its result.
 
-mod aarch64;
+pub(super) mod aarch64;
 mod arm;
-mod body;
-mod bounds;
 mod code;
 mod engine;
 mod expression;
 mod flow;
 mod fp;
-mod frame;
 mod frames;
-mod glance;
 mod image_facts;
 mod input;
 mod intel;
 mod processor;
-mod reader;
 mod root;
-mod runtimes;
-mod stack_end;
+pub(crate) mod runtimes;
 mod stack_switch;
-mod table;
 #[cfg(test)]
 mod text;
-mod visited;
-mod words;
 mod x86;
 mod x86_64;
 
-pub use bounds::STACK_BYTES_MAX;
+pub use self::code::{GLANCE_BYTES, Glance};
+pub use self::frames::{StackEnd, WalkResult};
+pub use self::input::STACK_BYTES_MAX;
+pub use self::input::StackBytes;
 pub use code::{Code, CodeTraits, FilePlace, NeedsBytes};
 pub use frames::{Frames, Method, UnwindMethod};
-pub use glance::{GLANCE_BYTES, Glance};
 pub use input::{Input, OtherStack, OuterStack};
 pub use root::SEARCH_BYTES;
-pub use stack_end::{StackEnd, WalkResult};
-pub use words::StackBytes;
 
 use engine::{Engine, Shared};
 use fp::Facts;

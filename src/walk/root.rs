@@ -6,7 +6,7 @@
 //! by *where* it ended, within [`START_CODE_BYTES`] of the thread's initial stack pointer, and by the target of
 //! its last return address: the code that ends a program or a thread.
 
-use super::bounds::STACK_BYTES_MAX;
+use super::input::STACK_BYTES_MAX;
 use super::processor::Processor;
 use super::{Code, Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};

@@ -11,8 +11,8 @@
 //! like this raise the signal themselves; so if a system call was interrupted, each call with a known target must
 //! also have called the function of the frame below.
 
-use super::bounds::{Failure, is_on_other_stack};
-use super::frame::Frame;
+use super::frames::Frame;
+use super::input::{Failure, is_on_other_stack};
 use super::processor::Processor;
 use super::{Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};
@@ -59,7 +59,7 @@ impl<'a> StackSwitches<'a> {
 
     /// The new reach of a walk at this stack pointer: other stacks do not count for the first one.
     pub(super) fn further(&self, reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
-        if self.count > 0 { reached } else { super::bounds::further(reached, sp, input) }
+        if self.count > 0 { reached } else { super::input::further(reached, sp, input) }
     }
 
     /// The end of a walk after a failed step.

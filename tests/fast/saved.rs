@@ -8,7 +8,7 @@ use crate::seeds::rounds::seeds;
 use stackprof::profile::filter::{self, Filter};
 use stackprof::profile::formats::detect;
 use stackprof::profile::formats::{firefox, folded, otlp, pprof, speedscope};
-use stackprof::profile::labels::Label;
+use stackprof::profile::saved::Label;
 use stackprof::profile::{
     About, ByName, Function, LabelValue, LabelsId, Line, Mapping, SavedBuilder, SavedProfile, StackRoot,
     TextId,

@@ -13,7 +13,7 @@ use std::process::Command;
 
 use stackprof::addr::{Avma, LookupAvma, Svma};
 use stackprof::binary::elf::same_file;
-use stackprof::binary::macho::{SEGMENTS_MAX, fat, function_starts};
+use stackprof::binary::macho::{self, SEGMENTS_MAX, function_starts};
 use stackprof::binary::object::Object;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::{Images, SPACES_MAX};
@@ -149,8 +149,8 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
         memory_max = length as f64 * PE_MEMORY_FACTOR;
     }
     for wanted in [None, Some(*b"0123456789abcdef")] {
-        let wanted = fat::ImageIdentity { uuid: wanted, cpu_type: build::ARM64, cpu_subtype: 2 };
-        if let Ok(image) = fat::choose(&bytes, &wanted) {
+        let wanted = macho::ImageIdentity { uuid: wanted, cpu_type: build::ARM64, cpu_subtype: 2 };
+        if let Ok(image) = macho::choose(&bytes, &wanted) {
             assert!(image.bytes().len() <= length);
             let _ = SymbolTable::parse(&image).map(|table| table.symbols().count());
         }

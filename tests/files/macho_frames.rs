@@ -10,7 +10,7 @@
 
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers};
-use stackprof::binary::macho::{CPU_ARM64, MachO, fat};
+use stackprof::binary::macho::{self, CPU_ARM64, MachO};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::Images;
 use stackprof::walk::{self, Frames, StackBytes, UnwindMethod, Unwinder};
@@ -39,7 +39,7 @@ fn the_link_register_is_used_according_to_unwind_information() {
     eprintln!("{:>9} {:>9} {:>6}  file", "frameless", "framed", "wrong");
     for path in files {
         let data = std::fs::read(&path).unwrap();
-        for slice in fat::slices(&data).unwrap_or_default() {
+        for slice in macho::slices(&data).unwrap_or_default() {
             let range = slice.range.start as usize..slice.range.end as usize;
             let Some(bytes) = data.get(range).filter(|_| slice.cpu_type == CPU_ARM64) else { continue };
             let tally = compare(bytes);

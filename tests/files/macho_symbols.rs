@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use stackprof::addr::Svma;
 use stackprof::binary::ImageBytes;
-use stackprof::binary::macho::{CPU_ARM64, CPU_X86_64, MachO, fat};
+use stackprof::binary::macho::{self, CPU_ARM64, CPU_X86_64, MachO};
 use stackprof::rng::Rng;
 use stackprof::symbol::Why;
 use stackprof::symbol::demangle::demangle;
@@ -111,7 +111,7 @@ fn names_match_llvm() {
     );
     for path in files {
         let file = ImageBytes::new(std::fs::read(&path).unwrap());
-        for slice in fat::slices(file.bytes()).unwrap_or_default() {
+        for slice in macho::slices(file.bytes()).unwrap_or_default() {
             let range = slice.range.start as usize..slice.range.end as usize;
             let Some(bytes) = file.bytes().get(range) else { continue };
             let shown = path.strip_prefix(&dir).unwrap().display().to_string();

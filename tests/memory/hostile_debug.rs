@@ -11,7 +11,7 @@ use std::process::Command;
 use stackprof::binary::unpack::{self, RATIO_MAX, XZ_DICTIONARY_MAX};
 use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::symbol::sections::{self, Section};
-use stackprof::symbol::{Options, Style, jit, jitdump, name_addresses};
+use stackprof::symbol::{Options, Style, jit, name_addresses};
 
 use crate::memory;
 use crate::seeds;
@@ -378,8 +378,8 @@ fn jitdumps_of_any_bytes() {
             dump.extend(record);
         }
         damage(&mut dump, &[], random);
-        let loads = jitdump::loads(&dump).unwrap_or_default();
-        let inside = |load: &jitdump::Load<'_>| dump.as_ptr_range().contains(&load.name.as_ptr());
+        let loads = jit::loads(&dump).unwrap_or_default();
+        let inside = |load: &jit::Load<'_>| dump.as_ptr_range().contains(&load.name.as_ptr());
         assert!(loads.len() <= dump.len() / RECORD_HEADER_BYTES && loads.iter().all(inside), "{loads:?}");
     });
 }

@@ -8,12 +8,14 @@
 
 use std::ops::Range;
 
-use object::LittleEndian;
+use gimli::{AttributeValue, Dwarf, EndianSlice, UnitOffset};
 use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
+use object::read::elf::{ElfFile32, FileHeader, SectionHeader, SectionTable, Sym};
+use object::{LittleEndian, Object, ObjectSection};
 
 use super::{Class, CodeSections, class, section_names, symbols};
 use crate::addr::Svma;
+use crate::binary::FormatError;
 use crate::binary::gopclntab::GoFunctions;
 
 /// Sections that are one function, assembled by the linker from pieces without symbols.
@@ -68,8 +70,8 @@ impl Functions {
     #[must_use]
     pub fn read(bytes: &[u8]) -> Functions {
         let found = match class(bytes) {
-            Ok(Class::Elf32) => collect::<FileHeader32<LittleEndian>>(bytes),
-            Ok(Class::Elf64) => collect::<FileHeader64<LittleEndian>>(bytes),
+            Ok(Class::Elf32) => collect_functions::<FileHeader32<LittleEndian>>(bytes),
+            Ok(Class::Elf64) => collect_functions::<FileHeader64<LittleEndian>>(bytes),
             Err(_) => return Functions::default(),
         };
         let mut found = found.unwrap_or_default();
@@ -121,7 +123,9 @@ impl Functions {
 }
 
 /// The function symbols of both tables, and the sections that are functions.
-fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::Result<Vec<FunctionRange>> {
+fn collect_functions<H: FileHeader<Endian = LittleEndian>>(
+    data: &[u8],
+) -> object::read::Result<Vec<FunctionRange>> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
     let headers = header.section_headers(endian, data)?;
@@ -177,6 +181,322 @@ fn is_part(name: &[u8]) -> bool {
         if digits > 0 { rest.strip_suffix(b".").unwrap_or(name) } else { name }
     };
     without_number.ends_with(b".cold")
+}
+
+// ---- Entry points of an ELF file's functions, by name.
+//
+// Input: the bytes of a file, hostile. Output: stated addresses and sizes. For 32-bit Arm, the lowest bit of an
+// address marks a T32 function (ELF for the Arm Architecture, 5.5.3). Not for: names of addresses (see
+// `symbol::table`).
+
+/// The entry point of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its stated address.
+    pub svma: Svma,
+    /// Size of the function, 0 if the symbol has none.
+    pub bytes: u64,
+}
+
+/// The entry of each of these functions, `None` if the file defines none with that name, or several. The static
+/// symbol table comes first, then the dynamic one, which stripped files still have.
+#[must_use]
+pub fn find_entries(bytes: &[u8], names: &[&str]) -> Vec<Option<Entry>> {
+    let mut entries = vec![None; names.len()];
+    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+        let found = match class(bytes) {
+            Ok(Class::Elf32) => collect_entries::<FileHeader32<LittleEndian>>(bytes, kind, names),
+            Ok(Class::Elf64) => collect_entries::<FileHeader64<LittleEndian>>(bytes, kind, names),
+            Err(_) => return entries,
+        };
+        let found = found.unwrap_or_default();
+        for (index, entry) in entries.iter_mut().enumerate().filter(|(_, entry)| entry.is_none()) {
+            let mut all = found.iter().filter(|(of, _)| *of == index).map(|(_, entry)| *entry);
+            let first = all.next();
+            *entry = first.filter(|first| all.all(|other| other.svma == first.svma));
+        }
+    }
+    entries
+}
+
+/// Whether the file calls one of these functions of another file.
+#[must_use]
+pub fn imports(bytes: &[u8], names: &[&str]) -> bool {
+    let found = match class(bytes) {
+        Ok(Class::Elf32) => imports_in::<FileHeader32<LittleEndian>>(bytes, names),
+        Ok(Class::Elf64) => imports_in::<FileHeader64<LittleEndian>>(bytes, names),
+        Err(why) => Err(why),
+    };
+    found.unwrap_or(false)
+}
+
+fn imports_in<H: FileHeader<Endian = LittleEndian>>(
+    data: &[u8],
+    names: &[&str],
+) -> Result<bool, FormatError> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let table = symbols(&header.sections(endian, data)?, data, elf::SHT_DYNSYM)?;
+    Ok(table.iter().any(|symbol| {
+        let name = table.symbol_name(endian, symbol).unwrap_or_default();
+        symbol.is_undefined(endian) && names.iter().any(|wanted| wanted.as_bytes() == name)
+    }))
+}
+
+fn collect_entries<H: FileHeader<Endian = LittleEndian>>(
+    data: &[u8],
+    kind: elf::SectionType,
+    names: &[&str],
+) -> Result<Vec<(usize, Entry)>, FormatError> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let table = symbols(&header.sections(endian, data)?, data, kind)?;
+    let mut found = Vec::new();
+    for symbol in table.iter() {
+        if symbol.st_type() != elf::STT_FUNC || symbol.is_undefined(endian) {
+            continue;
+        }
+        let name = table.symbol_name(endian, symbol).unwrap_or_default();
+        let index = names.iter().position(|wanted| wanted.as_bytes() == name);
+        let entry =
+            Entry { svma: Svma(symbol.st_value(endian).into()), bytes: symbol.st_size(endian).into() };
+        found.extend(index.map(|index| (index, entry)));
+    }
+    Ok(found)
+}
+
+// ---- Addresses of variables of an ELF file, by name.
+//
+// Input: the bytes of a file, hostile. Output: address and size. Suffixes by which the linker made a name unique
+// (`name.lto_priv.0`, `name.123`) are ignored. Not for: functions (see `functions`), names of addresses (see
+// `symbol::table`).
+
+/// A variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its stated address.
+    pub svma: Svma,
+    /// Its size, 0 if the symbol has none.
+    pub bytes: u64,
+}
+
+/// The variables with these names; `None` if there is none, or several.
+#[must_use]
+pub fn find_variables(bytes: &[u8], names: &[&str]) -> Vec<Option<Variable>> {
+    let found = match class(bytes) {
+        Ok(Class::Elf32) => collect_variables::<FileHeader32<LittleEndian>>(bytes, names),
+        Ok(Class::Elf64) => collect_variables::<FileHeader64<LittleEndian>>(bytes, names),
+        Err(_) => return vec![None; names.len()],
+    };
+    let found = found.unwrap_or_default();
+    let one = |index: usize| {
+        let mut all = found.iter().filter(|(of, _)| *of == index).map(|(_, variable)| *variable);
+        let first = all.next()?;
+        all.all(|other| other.svma == first.svma).then_some(first)
+    };
+    (0..names.len()).map(one).collect()
+}
+
+/// The address of the variable with this name and size, by its static or dynamic symbol.
+#[must_use]
+pub fn of_size(bytes: &[u8], name: &str, size: u64) -> Option<Svma> {
+    match class(bytes).ok()? {
+        Class::Elf32 => of_size_in::<FileHeader32<LittleEndian>>(bytes, name, size),
+        Class::Elf64 => of_size_in::<FileHeader64<LittleEndian>>(bytes, name, size),
+    }
+}
+
+/// The exported variable with this name.
+#[must_use]
+pub fn exported(bytes: &[u8], name: &str) -> Option<Variable> {
+    // Of 64-bit files.
+    let header = FileHeader64::<LittleEndian>::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let table = header.sections(endian, bytes).ok()?.symbols(endian, bytes, elf::SHT_DYNSYM).ok()?;
+    let mut variables =
+        table.iter().filter(|symbol| symbol.st_type() == elf::STT_OBJECT && !symbol.is_undefined(endian));
+    let found = variables
+        .find(|symbol| table.symbol_name(endian, symbol).is_ok_and(|found| found == name.as_bytes()))?;
+    Some(Variable { svma: Svma(found.st_value(endian)), bytes: found.st_size(endian) })
+}
+
+fn of_size_in<H: FileHeader<Endian = LittleEndian>>(data: &[u8], name: &str, size: u64) -> Option<Svma> {
+    let header = H::parse(data).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, data).ok()?;
+    [elf::SHT_DYNSYM, elf::SHT_SYMTAB].into_iter().find_map(|kind| {
+        let table = symbols(&sections, data, kind).ok()?;
+        // By size first: names are scattered over the file.
+        let of_size = table.iter().filter(|symbol| {
+            symbol.st_size(endian).into() == size
+                && symbol.st_type() == elf::STT_OBJECT
+                && !symbol.is_undefined(endian)
+        });
+        let mut named = of_size
+            .filter(|symbol| table.symbol_name(endian, symbol).is_ok_and(|told| told == name.as_bytes()));
+        named.next().map(|symbol| Svma(symbol.st_value(endian).into()))
+    })
+}
+
+fn collect_variables<H: FileHeader<Endian = LittleEndian>>(
+    data: &[u8],
+    names: &[&str],
+) -> Result<Vec<(usize, Variable)>, FormatError> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let table = symbols(&header.sections(endian, data)?, data, elf::SHT_SYMTAB)?;
+    let mut found = Vec::new();
+    for symbol in table.iter() {
+        // gcc for Arm emits local variables without type but with size if it does not optimize.
+        let is_variable = match symbol.st_type() {
+            elf::STT_OBJECT => true,
+            elf::STT_NOTYPE => symbol.st_size(endian).into() != 0,
+            _ => false,
+        };
+        if !is_variable || symbol.is_undefined(endian) {
+            continue;
+        }
+        let name = table.symbol_name(endian, symbol).unwrap_or_default();
+        let name = name.split(|byte| *byte == b'.').next().unwrap_or_default();
+        let index = names.iter().position(|wanted| wanted.as_bytes() == name);
+        let variable =
+            Variable { svma: Svma(symbol.st_value(endian).into()), bytes: symbol.st_size(endian).into() };
+        found.extend(index.map(|index| (index, variable)));
+    }
+    Ok(found)
+}
+
+// ---- Offsets of members of C structures, from the debug information of a 32-bit ELF file.
+//
+// Input: the bytes of a file, hostile, and names. Output: sizes and offsets. For the few structures of an
+// operating system that are looked up by name. Not for: compressed debug sections, C++ classes, bit fields.
+
+/// Limit on entries of debug information read: about one second.
+const ENTRIES_MAX: usize = 8 << 20;
+/// Limit on members of one structure.
+const MEMBERS_MAX: usize = 256;
+
+type Slice<'a> = EndianSlice<'a, gimli::LittleEndian>;
+
+/// A structure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Structure {
+    /// Its size.
+    pub bytes: u64,
+    members: Vec<Member>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Member {
+    name: String,
+    offset: u64,
+    /// Number of elements, for an array.
+    count: Option<u64>,
+}
+
+impl Structure {
+    /// The offset of a member.
+    #[must_use]
+    pub fn offset(&self, name: &str) -> Option<u64> {
+        self.member(name).map(|member| member.offset)
+    }
+
+    /// The number of elements of an array member.
+    #[must_use]
+    pub fn count(&self, name: &str) -> Option<u64> {
+        self.member(name)?.count
+    }
+
+    fn member(&self, name: &str) -> Option<&Member> {
+        self.members.iter().find(|member| member.name == name)
+    }
+}
+
+/// The structures with these names; `None` if the file does not describe it.
+#[must_use]
+pub fn find_structures(file: &[u8], names: &[&str]) -> Vec<Option<Structure>> {
+    let mut found = vec![None; names.len()];
+    // Structures found before an error are kept.
+    let _ = collect_structures(file, names, &mut found);
+    found
+}
+
+fn collect_structures(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Option<()> {
+    let elf = ElfFile32::<object::LittleEndian>::parse(file).ok()?;
+    let load = |id: gimli::SectionId| -> Result<Slice<'_>, gimli::Error> {
+        let section = elf.section_by_name(id.name());
+        let data = section.and_then(|section| section.data().ok()).unwrap_or_default();
+        Ok(EndianSlice::new(data, gimli::LittleEndian))
+    };
+    let dwarf = Dwarf::load(load).ok()?;
+    let mut left = ENTRIES_MAX;
+    let mut headers = dwarf.units();
+    while let Some(header) = headers.next().ok()? {
+        let Ok(unit) = dwarf.unit(header) else { continue };
+        let mut entries = unit.entries();
+        // The current structure, and its depth.
+        let mut inside: Option<(usize, isize)> = None;
+        while let Ok(Some(entry)) = entries.next_dfs() {
+            left = left.checked_sub(1)?;
+            if inside.is_some_and(|(_, depth)| entry.depth() <= depth) {
+                inside = None;
+            }
+            let name = || {
+                let value = entry.attr_value(gimli::DW_AT_name)?;
+                Some(dwarf.attr_string(&unit, value).ok()?.slice())
+            };
+            let number = |what| entry.attr_value(what)?.udata_value();
+            match (entry.tag(), inside) {
+                (gimli::DW_TAG_structure_type, None) => {
+                    let Some((name, bytes)) = name().zip(number(gimli::DW_AT_byte_size)) else { continue };
+                    let Some(index) = names.iter().position(|wanted| wanted.as_bytes() == name) else {
+                        continue;
+                    };
+                    if found[index].is_none() {
+                        found[index] = Some(Structure { bytes, members: Vec::new() });
+                        inside = Some((index, entry.depth()));
+                    }
+                }
+                (gimli::DW_TAG_member, Some((index, depth))) if entry.depth() == depth + 1 => {
+                    let Some(structure) = &mut found[index] else { continue };
+                    let Some(name) = name().filter(|_| structure.members.len() < MEMBERS_MAX) else {
+                        continue;
+                    };
+                    let count = match entry.attr_value(gimli::DW_AT_type) {
+                        Some(AttributeValue::UnitRef(of)) => elements(&unit, of),
+                        _ => None,
+                    };
+                    structure.members.push(Member {
+                        name: String::from_utf8_lossy(name).into_owned(),
+                        // May be omitted for the first member.
+                        offset: number(gimli::DW_AT_data_member_location).unwrap_or(0),
+                        count,
+                    });
+                }
+                _ => {}
+            }
+        }
+        if found.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    Some(())
+}
+
+/// The number of elements of the array type at an offset; `None` for other types.
+fn elements(unit: &gimli::Unit<Slice<'_>>, at: UnitOffset) -> Option<u64> {
+    let mut entries = unit.entries_at_offset(at).ok()?;
+    let array = entries.next_dfs().ok()??;
+    if array.tag() != gimli::DW_TAG_array_type {
+        return None;
+    }
+    let depth = array.depth();
+    let range = entries.next_dfs().ok()??;
+    if range.depth() != depth + 1 {
+        return None;
+    }
+    let number = |what| range.attr_value(what)?.udata_value();
+    number(gimli::DW_AT_count).or_else(|| number(gimli::DW_AT_upper_bound)?.checked_add(1))
 }
 
 #[cfg(test)]
@@ -259,5 +579,23 @@ mod tests {
             let _ = Functions::read(&damaged).at(Svma(0x1000), &damaged);
         }
         assert!(Functions::read(b"").0.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod entries_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn functions_are_found_by_name() {
+        assert_eq!(find_entries(b"\x7fELF", &["main"]), [None]);
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        if class(&program).is_err() {
+            // A program of macOS.
+            return;
+        }
+        let found = find_entries(&program, &["main", "no such function"]);
+        assert!(found[0].is_some_and(|main| main.svma.0 != 0) && found[1].is_none());
     }
 }

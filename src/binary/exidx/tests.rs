@@ -46,7 +46,7 @@ fn entry(file: &[u8], at: u32) -> Option<Entry> {
 }
 
 fn row(code: &[u8]) -> Option<RowArm> {
-    opcodes::row(code)
+    super::row(code)
 }
 
 fn saved(row: &RowArm) -> Vec<(usize, i64)> {

@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 
 use super::build::{self, BASE, File, Function, TEXT, info_at};
+use super::unwind::DWARF_NUMBERS;
 use super::unwind::Functions;
-use super::unwind_info::DWARF_NUMBERS;
 use super::*;
 use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::binary::object::{Format, Object};
@@ -19,7 +19,7 @@ fn row_at(file: &[u8], offset: u32) -> Option<Row> {
     let pe = Pe::parse(file).unwrap();
     let functions = Functions::find(&pe, file)?;
     let at = Svma(BASE) + u64::from(TEXT + offset);
-    epilogue::row(&pe, &functions, at).or_else(|| functions.row(at))
+    super::unwind::epilogue_row(&pe, &functions, at).or_else(|| functions.row(at))
 }
 
 /// A file with one function.
@@ -421,7 +421,7 @@ fn malformed_files_are_refused_or_give_an_answer() {
             for at in (0..0x100).step_by(3) {
                 let at = pe.image_base.0.checked_add(u64::from(TEXT) + at).map(Svma);
                 let Some(at) = at else { continue };
-                let (_, _) = (functions.row(at), epilogue::row(&pe, &functions, at));
+                let (_, _) = (functions.row(at), super::unwind::epilogue_row(&pe, &functions, at));
                 let (_, _) = (functions.last_function(at), functions.stack_starts("NTDLL.DLL"));
             }
         }

@@ -8,8 +8,8 @@ use std::ffi::OsString;
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
-use super::diff::DiffFlags;
-use super::gate::GateFlags;
+use super::compare::DiffFlags;
+use super::compare::GateFlags;
 use super::heap::HeapFlags;
 use super::open::OpenFlags;
 use super::render::RenderFlags;

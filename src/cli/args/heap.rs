@@ -4,10 +4,8 @@ use std::ffi::OsString;
 
 use clap::{ArgAction, Parser};
 
-use super::heap_request::Heap;
-use super::record::{self, RecordOptions, SamplingOptions, seconds, size};
+use super::record::{self, FindProcess, RecordOptions, SamplingOptions, Source, seconds, size};
 use super::render::Patterns;
-use super::source::{self, FindProcess, Source};
 use super::values::{ParsedFlags, invalid_value, number, parse_flags, usage};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, SourceFlags, TEMPLATE};
 use crate::error::Result;
@@ -147,7 +145,7 @@ pub(super) fn parse(
     if flags.source.pid.len() > 1 {
         return Err(usage("heap follows one process; give one --pid"));
     }
-    let source = source::source(&flags.source, launch, find)?;
+    let source = record::source(&flags.source, launch, find)?;
     check(&flags, &source)?;
     let heap = request(&flags, matches!(source, Source::Gdb(_)))?;
     let launch = record::launch_options(&source, flags.launch)?;
@@ -242,6 +240,31 @@ fn request(flags: &HeapFlags, is_stub: bool) -> Result<Heap> {
         },
         allocator: AllocatorNames { allocate: flags.alloc.clone(), free: flags.free.clone() },
     })
+}
+
+// ---- The parsed options of a heap recording.
+
+/// How allocations are recorded and shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heap {
+    /// Bytes per sample on average.
+    pub every_bytes: u64,
+    /// Records anonymous mappings, too.
+    pub records_mappings: bool,
+    /// The moment of the in-use values.
+    pub moment: Moment,
+    /// The value type for formats with a single one.
+    pub shown: ValueKind,
+    /// Number of callers in the table of leaks; `None`: as many as tell sites apart.
+    pub callers: Option<usize>,
+    /// Functions skipped in the table of leaks.
+    pub skip: Patterns,
+    /// Minimum age of blocks that count as in use at the end, nanoseconds.
+    pub older_than_ns: Option<u64>,
+    /// Slowdown limit of an attached process, percent of the elapsed time, or of its CPU time if that is more.
+    pub max_slowdown_percent: f64,
+    /// Functions of the firmware's allocator.
+    pub allocator: AllocatorNames,
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! `stackprof open`: the file and how to show it. No I/O.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Parser;
 
-use super::values::{ParsedFlags, Verbosity, parse_flags, usage, verbosity};
-use super::viewer::{ViewerOptions, viewer_options};
+use super::values::{ParsedFlags, Verbosity, invalid_value, number, parse_flags, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE, ViewerFlags};
 use crate::error::Result;
 
@@ -35,7 +35,7 @@ Examples:
     args_override_self = true,
     mut_arg("verbose", |arg| arg.help("Also print which images and files cannot be shown, and why"))
 )]
-pub(in crate::cli) struct OpenFlags {
+pub(crate) struct OpenFlags {
     #[command(flatten)]
     viewer: ViewerFlags,
     /// Refuse a file with lines or samples that are not understood. Without
@@ -97,12 +97,96 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
     }))
 }
 
+// ---- Options of the viewer that shows a profile: which one, whether a browser is started, timeout of the server.
+
+/// Default timeout of the server after the last request.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+/// Longest `--timeout` in seconds: a year.
+const TIMEOUT_MAX_S: f64 = 366.0 * 86_400.0;
+
+/// A viewer for a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Viewer {
+    /// The Firefox Profiler.
+    Firefox,
+    /// speedscope.
+    Speedscope,
+    /// Our own page, in a file.
+    Html,
+    /// A Firefox Profiler at another address, without a trailing slash.
+    Hosted(String),
+}
+
+/// Options of the viewer that shows a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ViewerOptions {
+    /// The viewer; `None` is the Firefox Profiler, or the page without a network.
+    pub viewer: Option<Viewer>,
+    /// Whether a browser is started.
+    pub browser: bool,
+    /// Timeout of the server after the last request; `None` waits forever.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for ViewerOptions {
+    fn default() -> ViewerOptions {
+        ViewerOptions { viewer: None, browser: true, timeout: Some(TIMEOUT_DEFAULT) }
+    }
+}
+
+/// Parses the viewer options.
+pub(super) fn viewer_options(flags: &ViewerFlags) -> Result<ViewerOptions> {
+    let viewer = flags.viewer.as_deref().map(viewer).transpose()?;
+    let expected = "seconds, 0 or more (60 or 0.5)";
+    let timeout = match &flags.timeout {
+        None => Some(TIMEOUT_DEFAULT),
+        Some(text) => {
+            let seconds = number("--timeout", text, expected, |s: f64| (0.0..=TIMEOUT_MAX_S).contains(&s))?;
+            Some(Duration::from_secs_f64(seconds)).filter(|timeout| !timeout.is_zero())
+        }
+    };
+    Ok(ViewerOptions { viewer, browser: !flags.no_browser, timeout })
+}
+
+fn viewer(text: &OsStr) -> Result<Viewer> {
+    let expected = "firefox, speedscope, html, or an address that begins with https:// or http://";
+    match text.to_str() {
+        Some("firefox") => Ok(Viewer::Firefox),
+        Some("speedscope") => Ok(Viewer::Speedscope),
+        Some("html") => Ok(Viewer::Html),
+        Some(address) if origin(address).is_some() => {
+            Ok(Viewer::Hosted(address.trim_end_matches('/').to_owned()))
+        }
+        _ => Err(invalid_value("--viewer", text, expected)),
+    }
+}
+
+/// Scheme and host of a URL, as browsers send it in `Origin`; `None` if it is not the URL of a page.
+#[must_use]
+pub fn origin(address: &str) -> Option<String> {
+    let (scheme, rest) = address.split_once("://")?;
+    let scheme = scheme.to_ascii_lowercase();
+    let port = match scheme.as_str() {
+        "https" => ":443",
+        "http" => ":80",
+        _ => return None,
+    };
+    // Any other character could lead to a host that the user did not mean.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:[]%".contains(&byte);
+    let host = rest.split('/').next().filter(|host| !host.is_empty())?;
+    if !rest.bytes().all(is_plain) || host.starts_with(':') || host.contains('%') {
+        return None;
+    }
+    let host = host.to_ascii_lowercase();
+    Some(format!("{scheme}://{}", host.strip_suffix(port).unwrap_or(&host)))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::Viewer;
     use super::*;
     use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
-    use crate::cli::args::viewer::Viewer;
 
     #[test]
     fn every_option_is_parsed() {
@@ -146,6 +230,32 @@ mod tests {
             ("open a --timeout -1", "--timeout `-1`: expected seconds, 0 or more (60 or 0.5)"),
         ] {
             assert_eq!(parsed(line).expect_err("refused").to_string(), expected);
+        }
+    }
+}
+
+#[cfg(test)]
+mod viewer_tests {
+    use super::*;
+
+    #[test]
+    fn origins_match_what_browsers_send() {
+        for (address, expected) in [
+            ("https://profiler.firefox.com", Some("https://profiler.firefox.com")),
+            ("https://Profiler.Example:443/x", Some("https://profiler.example")),
+            ("http://localhost:4242/", Some("http://localhost:4242")),
+            ("http://[::1]:80/", Some("http://[::1]")),
+            ("https://", None),
+            ("https:///x", None),
+            ("ftp://x", None),
+            ("javascript:alert(1)//://x", None),
+            ("https://a@b/", None),
+            ("https://a?b", None),
+            ("https://a/#b", None),
+            ("https://a b", None),
+            ("x", None),
+        ] {
+            assert_eq!(origin(address).as_deref(), expected, "{address}");
         }
     }
 }

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
-use super::graph_options::GraphOptions;
-use super::output::{Destination, Output, check_distinct, outputs};
-use super::time_range::{once, time_range};
+use super::values::GraphOptions;
+use super::values::{Destination, Output, check_distinct, outputs};
 use super::values::{ParsedFlags, Verbosity, invalid_value, parse_flags, usage, verbosity};
+use super::values::{once, time_range};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
-use crate::cli::format::Format;
+use crate::cli::outputs::Format;
 use crate::error::Result;
 
 /// `stackprof render ...`
@@ -207,7 +207,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<P
     const FORM: &str = "stackprof render PROFILE... -o FILE";
     const TOP_DEFAULT: usize = 20;
     const TOP_EXPECTED: &str = "a whole number, 1 or more";
-    let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::source::is_number);
+    let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::record::is_number);
     let mut flags: RenderFlags = match parse_flags("stackprof render", words)? {
         ParsedFlags::Flags(flags) => flags,
         ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
+use super::super::outputs::Format;
 use super::*;
-use crate::cli::format::Format;
 use crate::error::ErrorKind;
 use crate::flamegraph::Colors;
 use crate::sources::SamplingMethod;

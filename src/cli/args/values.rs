@@ -1,13 +1,15 @@
 //! Option values shared by several commands, and their errors.
 
 use std::ffi::{OsStr, OsString};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 
-use crate::cli::clap_text::usage_error;
-use crate::cli::flags::{CommonFlags, SymbolFlags};
+use crate::cli::flags::{CommonFlags, LookFlags, SymbolFlags, usage_error};
+use crate::cli::outputs::Format;
 use crate::error::{Error, ErrorKind, Result};
-use crate::flamegraph::Colors;
+use crate::flamegraph::{Colors, Graph};
 use crate::symbol::Style;
 
 /// Default of `--min-width`, percent.
@@ -124,5 +126,260 @@ pub(super) fn verbosity(flags: &CommonFlags) -> Result<Verbosity> {
         (true, false) => Ok(Verbosity::Quiet),
         (false, true) => Ok(Verbosity::Verbose),
         (false, false) => Ok(Verbosity::Normal),
+    }
+}
+
+// ---- Destinations and formats of outputs: `--output` and `--format` as [`Output`]s.
+
+/// Destination of an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Standard output.
+    Stdout,
+    /// A file.
+    File(PathBuf),
+}
+
+impl Destination {
+    /// The path as the user wrote it, or `-`.
+    #[must_use]
+    pub fn as_path(&self) -> &Path {
+        match self {
+            Destination::Stdout => Path::new("-"),
+            Destination::File(path) => path,
+        }
+    }
+}
+
+impl From<PathBuf> for Destination {
+    fn from(path: PathBuf) -> Destination {
+        if path == Path::new("-") { Destination::Stdout } else { Destination::File(path) }
+    }
+}
+
+/// An output of a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Its destination.
+    pub to: Destination,
+    /// Its format.
+    pub format: Format,
+}
+
+/// The outputs of `--output` and `--format`.
+pub(super) fn outputs(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<Output>> {
+    let mut format_used = paths.is_empty();
+    let mut outputs = Vec::with_capacity(paths.len());
+    for path in paths {
+        let by_extension = Format::from_path(path)?;
+        let to = Destination::from(path.clone());
+        format_used |= by_extension.is_none();
+        let format = match (by_extension.or(format), &to) {
+            (Some(format), _) => format,
+            (None, Destination::Stdout) => Format::Folded,
+            (None, Destination::File(_)) => {
+                return Err(usage(format!(
+                    "--output `{}`: unknown extension; use .svg, .folded or .pb.gz, or add --format",
+                    path.display()
+                )));
+            }
+        };
+        outputs.push(Output { to, format });
+    }
+    if let Some(format) = format
+        && !format_used
+    {
+        return Err(usage(format!(
+            "--format {} would do nothing: each output has an extension that sets its format",
+            format.name()
+        )));
+    }
+    Ok(outputs)
+}
+
+/// Refuses two outputs with the same destination: only the last would survive.
+pub(super) fn check_distinct<'a>(destinations: impl Iterator<Item = &'a Destination>) -> Result<()> {
+    let mut seen: Vec<&Path> = Vec::new();
+    for path in destinations.map(Destination::as_path) {
+        if seen.contains(&path) && !path.starts_with("/dev") {
+            return Err(usage(format!(
+                "`{}` is given twice; each output needs its own file",
+                path.display()
+            )));
+        }
+        seen.push(path);
+    }
+    Ok(())
+}
+
+// ---- The options of flame graphs: the same for recordings, `render` and `diff`.
+
+/// How a flame graph looks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GraphOptions {
+    /// Its heading; `None` is the default one.
+    pub title: Option<String>,
+    /// Frames narrower than this percentage are left out.
+    pub min_width_percent: f64,
+    /// Its colours.
+    pub colors: Colors,
+    /// Whether its background is dark.
+    pub dark: bool,
+    /// Whether its root is at the top, not at the bottom.
+    pub inverted: bool,
+}
+
+impl GraphOptions {
+    /// Parses the flags.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+    pub(super) fn new(
+        title: Option<String>,
+        min_width: Option<&OsStr>,
+        look: &LookFlags,
+    ) -> Result<GraphOptions> {
+        Ok(GraphOptions {
+            title,
+            min_width_percent: min_width_percent(min_width)?,
+            colors: look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
+            dark: look.dark,
+            inverted: look.root_at_the_top(),
+        })
+    }
+
+    /// A flame graph with these headings.
+    pub(crate) fn graph(&self, title: String, subtitle: String, unit: String) -> Graph {
+        Graph {
+            title,
+            subtitle,
+            unit,
+            min_width_percent: self.min_width_percent,
+            colors: self.colors,
+            dark: self.dark,
+            inverted: self.inverted,
+        }
+    }
+}
+
+// ---- Parses time ranges of a recording: `--from 2.5s --to 4s`, `--base 0s..5s`.
+
+/// Nanoseconds since the recording began; `None` if neither end is given.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn time_range(from: Option<&OsStr>, to: Option<&OsStr>) -> Result<Option<Range<u64>>> {
+    if from.is_none() && to.is_none() {
+        return Ok(None);
+    }
+    let start = from.map_or(Ok(0), |text| time("--from", text))?;
+    let end = to.map_or(Ok(u64::MAX), |text| time("--to", text))?;
+    if start < end {
+        return Ok(Some(start..end));
+    }
+    let (from, to) = (from.unwrap_or(OsStr::new("0")), to.unwrap_or_default());
+    Err(usage(format!(
+        "--from {} --to {}: nothing lies between; give a later end",
+        from.to_string_lossy(),
+        to.to_string_lossy()
+    )))
+}
+
+/// The value of an option that may be given only once.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn once<'a>(option: &str, given: &'a [OsString]) -> Result<Option<&'a OsStr>> {
+    match given {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        [first, second, ..] => Err(usage(format!(
+            "{option} is given twice, `{}` and `{}`; give one",
+            first.display(),
+            second.display()
+        ))),
+    }
+}
+
+/// A range in one word, `FROM..TO`; either end may be omitted.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn range(option: &str, text: &OsStr) -> Result<Range<u64>> {
+    let refused = || invalid_value(option, text, "two times since the recording began, such as 2.5s..4s");
+    let (from, to) = text.to_str().and_then(|text| text.split_once("..")).ok_or_else(refused)?;
+    // `0s...5s` would be `0s..` and `.5s`, which nobody means.
+    if to.starts_with('.') {
+        return Err(refused());
+    }
+    let end = |text: &str, open| match text {
+        "" => Ok(open),
+        _ => time(option, OsStr::new(text)).map_err(|_| refused()),
+    };
+    let (start, end) = (end(from, 0)?, end(to, u64::MAX)?);
+    match start < end {
+        true => Ok(start..end),
+        false => Err(usage(format!("{option} `{from}..{to}`: nothing lies between; give a later end"))),
+    }
+}
+
+fn time(option: &str, text: &OsStr) -> Result<u64> {
+    let expected = "a time since the recording began, such as 2.5s, 300ms or 1m";
+    let refused = || invalid_value(option, text, expected);
+    let written = text.to_str().ok_or_else(refused)?;
+    let number = written.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit_ns = match &written[number.len()..] {
+        "" | "s" => 1e9,
+        "ms" => 1e6,
+        "us" => 1e3,
+        "ns" => 1.0,
+        "m" | "min" => 60e9,
+        _ => return Err(refused()),
+    };
+    let number = number.parse::<f64>().map_err(|_| refused())?;
+    // 2^63 nanoseconds are 292 years.
+    let ns = Some(number * unit_ns).filter(|ns| (0.0..9.2e18).contains(ns)).ok_or_else(refused)?;
+    Ok(ns.round() as u64)
+}
+
+#[cfg(test)]
+mod time_range_tests {
+    use super::*;
+
+    fn parse(from: &str, to: &str) -> Result<Option<Range<u64>>> {
+        let given = |text| Some(OsStr::new(text)).filter(|text: &&OsStr| !text.is_empty());
+        time_range(given(from), given(to))
+    }
+
+    #[test]
+    fn times_have_units_and_either_end_may_be_open() {
+        for (from, to, expected) in [
+            ("2.5s", "4s", 2_500_000_000..4_000_000_000),
+            ("2.5", "", 2_500_000_000..u64::MAX),
+            ("", "300ms", 0..300_000_000),
+            ("1m", "2min", 60_000_000_000..120_000_000_000),
+            ("5us", "7000ns", 5_000..7_000),
+        ] {
+            assert_eq!(parse(from, to).expect("a range"), Some(expected), "{from} {to}");
+        }
+        assert_eq!(parse("", "").expect("none"), None);
+    }
+
+    #[test]
+    fn invalid_ranges_are_refused() {
+        for (from, to, expected) in [
+            ("4s", "2s", "--from 4s --to 2s: nothing lies between; give a later end"),
+            ("0", "0", "--from 0 --to 0: nothing lies between; give a later end"),
+            ("-1s", "", "--from `-1s`: expected a time since the recording began, such as 2.5s, 300ms or 1m"),
+            ("", "soon", "--to `soon`: expected a time since the recording began, such as 2.5s, 300ms or 1m"),
+            ("nan", "", "--from `nan`: expected a time since the recording began, such as 2.5s, 300ms or 1m"),
+            (
+                "1e30s",
+                "",
+                "--from `1e30s`: expected a time since the recording began, such as 2.5s, 300ms or 1m",
+            ),
+        ] {
+            assert_eq!(parse(from, to).expect_err("refused").to_string(), expected);
+        }
     }
 }

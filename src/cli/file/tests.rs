@@ -26,11 +26,11 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
-fn put(path: &Path, text: &str) -> Result<()> {
+fn put(path: &Path, text: &str) -> crate::error::Result<()> {
     OutputFiles::default().write(path, |out| out.write_all(text.as_bytes()))
 }
 
-fn check_writable(path: &Path) -> Result<()> {
+fn check_writable(path: &Path) -> crate::error::Result<()> {
     OutputFiles::default().check(path)
 }
 
@@ -223,7 +223,7 @@ fn write_while(
     nth: Option<u32>,
     path: &Path,
     mut swap: impl FnMut() + 'static,
-) -> (Result<()>, u32) {
+) -> (crate::error::Result<()>, u32) {
     let count = Rc::new(Cell::new(0));
     let seen = Rc::clone(&count);
     let hook = move |step| {

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use crate::cli::args::{Destination, Heap, Output, RecordOptions, Verbosity};
 use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, CommandState, RunFigures};
-use crate::cli::{hints, messages, outputs, summary, system, text, timeline_detail};
+use crate::cli::{hints, messages, outputs, summary, system, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
 use crate::heap::HeapValues;
@@ -28,10 +28,7 @@ pub(super) fn figures(
         problem: hints::problem(recording, names),
         hottest: None,
         heap: None,
-        times: recording
-            .timeline
-            .as_ref()
-            .and_then(|timeline| timeline_detail::summary_line(timeline, recording.hz)),
+        times: recording.timeline.as_ref().and_then(|timeline| summary::summary_line(timeline, recording.hz)),
         distinct_stacks: recording.trie.distinct_stacks() as u64,
         trie_nodes: recording.trie.node_count() as u64,
         trie_bytes: recording.trie.memory_bytes() as u64,

@@ -11,33 +11,27 @@
 //! (`extra.rs`). Reading covers what these files need: stacks, names, threads, weights (`firefox/read.rs`),
 //! also with binary columns (`firefox/slabs.rs`).
 
-mod categories;
-mod columns;
 pub mod libraries;
-mod markers;
-mod product;
-mod read;
-pub(super) mod slabs;
+pub(super) mod read;
 mod tables;
 mod thread;
-mod timed_samples;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use super::extra::Extra;
+use self::tables::CATEGORIES;
+use super::json::Extra;
 use crate::profile::about::SAMPLES;
 use crate::profile::saved::SavedProfile;
 use crate::profile::texts::TextId;
-use crate::profile::views::threads::{ByThread, OneThread};
-use categories::CATEGORIES;
+use crate::profile::views::by_name::{ByThread, OneThread};
 use libraries::Libraries;
-use product::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
+use thread::{Code, Identity};
+
 pub(super) use read::{Meta, Thread, read};
 pub(super) use tables::{FrameTable, FuncTable, Library, ResourceTable, StackTable, Tables};
-use thread::{Code, Identity};
 
 /// Version of the format.
 const VERSION: u32 = 55;
@@ -90,7 +84,7 @@ pub fn write_addresses(saved: &SavedProfile, libraries: &Libraries, out: &mut dy
     let spacing = SampleSpacing { period_ns, weight_max, has_time };
     match timeline {
         Some(timeline) => {
-            timed_samples::write(&code, timeline, &mut threads)?;
+            thread::write(&code, timeline, &mut threads)?;
             // Its frame numbers equal those of the profile.
             if let Some(rest) = saved.without_times().map_err(io::Error::other)? {
                 write_counts(&rest, &code, spacing, &mut threads)?;
@@ -137,7 +131,7 @@ fn meta(saved: &SavedProfile, period_ns: f64) -> Value {
         "startTime": about.time_unix_ns.unwrap_or(0) as f64 / 1e6,
         "processType": 0,
         "categories": CATEGORIES.map(category),
-        "markerSchema": [markers::schema()],
+        "markerSchema": [thread::schema()],
         "sampleUnits": { "time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs" },
         "extensions": { "length": 0, "baseURL": [], "id": [], "name": [] },
         "debug": false,
@@ -259,3 +253,11 @@ impl SampleClock {
         (self.now_ns, self.now_ns - before_ns)
     }
 }
+
+// ---- Product names of profiles with counts other than samples at a rate.
+/// Product of profiles without a rate; their interval is meaningless.
+const PRODUCT_NO_RATE: &str = "stackprof (no rate)";
+
+/// Product of profiles with other counts, followed by the unit and a parenthesis: the format has weight types
+/// for samples and bytes only.
+const PRODUCT_COUNTS: &str = "stackprof (counts ";

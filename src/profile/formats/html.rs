@@ -5,31 +5,26 @@
 //! else in the file comes from a profile, so nothing of it can be markup. docs/html.md describes the data
 //! format.
 
-mod base64;
-mod code;
-mod columns;
-mod header;
-mod inuse;
-mod matching;
 mod page;
-mod sha256;
 mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use serde::Serialize;
 
-use super::super::full::Full;
+use self::tables::InuseHeader;
 use super::super::saved::SavedProfile;
-use crate::escape::escape_line;
-pub use code::{CodeReader, SOURCES_BYTES_MAX};
-pub use header::{Compare, Measure};
-use header::{Header, Side};
-pub use matching::Matching;
+use crate::escape::{escape_line, escape_source};
+use crate::profile::saved::Full;
+use crate::trie::NodeId;
 use tables::Tables;
+
 pub(super) use tables::{FunctionKind, kind_of};
 
 /// Version of the data format; a page refuses any other.
@@ -98,7 +93,7 @@ impl Page {
     /// # Errors
     /// Errors of the writer.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        page::write(&base64::encode(&self.data()?), out)
+        page::write(&page::encode(&self.data()?), out)
     }
 
     /// The data: the length of the header, the header in JSON, the columns; gzipped.
@@ -125,5 +120,210 @@ impl Page {
         gzip.write_all(&header)?;
         gzip.write_all(columns.bytes())?;
         gzip.finish()
+    }
+}
+
+// ---- Options for merging two compared profiles.
+
+/// Options for merging two compared profiles.
+#[derive(Clone, Copy)]
+pub struct Matching<'m> {
+    /// Normalizes the name of a function of either profile.
+    pub name: &'m dyn Fn(&str) -> String,
+    /// Name for all processes of this profile.
+    pub process: Option<&'m str>,
+    /// Inlined functions are separate; else their counts belong to the function that they are inlined into.
+    pub inlines: bool,
+    /// Include stacks of waiting threads.
+    pub waiting: bool,
+}
+
+/// A name as the page shows it.
+fn matched<'n>(name: &'n str, matching: Option<&Matching<'_>>) -> Cow<'n, str> {
+    match matching {
+        Some(matching) => Cow::Owned((matching.name)(name)),
+        None => Cow::Borrowed(name),
+    }
+}
+
+// ---- The JSON part of a page's data: facts about the recordings, the strings, the list of columns.
+
+/// The whole header.
+#[derive(Serialize)]
+struct Header<'a> {
+    form: u32,
+    title: &'a str,
+    unit: &'a str,
+    sides: &'a [Side],
+    compare: Option<&'a Compare>,
+    strings: Vec<&'a str>,
+    libraries: Vec<Library<'a>>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    sources: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inuse: Option<&'a InuseHeader>,
+    columns: &'a [(&'static str, &'static str, usize, usize)],
+}
+
+/// An executable or a library.
+#[derive(Serialize)]
+struct Library<'a> {
+    name: &'a str,
+    path: &'a str,
+    build_id: &'a str,
+}
+
+/// Measure of a comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Measure {
+    /// CPU seconds.
+    Seconds,
+    /// Counts.
+    Samples,
+    /// Fractions of each profile.
+    Shares,
+}
+
+/// The kind of comparison.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compare {
+    /// The measure.
+    pub measure: Measure,
+    /// Factors for counts of base and new that make equal numbers equal work.
+    pub scales: (f64, f64),
+    /// The measure, and the change of the total, in words.
+    pub words: String,
+}
+
+/// One recording.
+#[derive(Serialize)]
+struct Side {
+    name: String,
+    hz: Option<u32>,
+    time_unix_ns: Option<u64>,
+    duration_ns: Option<u64>,
+    pid: Option<u32>,
+    arch: Option<String>,
+    command: Option<String>,
+    launched: Option<bool>,
+    idle: Option<bool>,
+    version: Option<String>,
+    source: Option<String>,
+    /// Its stacks are by thread.
+    by_thread: bool,
+    total: u64,
+    lost: BTreeMap<String, u64>,
+    incomplete: BTreeMap<String, u64>,
+}
+
+impl Side {
+    /// Describes a profile; `total` is its part in the page.
+    fn of(saved: &SavedProfile, name: &str, total: u64, source: Option<&str>) -> Side {
+        let about = &saved.about;
+        Side {
+            name: escape_line(name).into_owned(),
+            hz: about.hz,
+            time_unix_ns: about.time_unix_ns,
+            duration_ns: about.duration_ns,
+            pid: about.pid,
+            arch: about.arch.clone(),
+            command: about.command.clone(),
+            launched: about.launched,
+            idle: about.idle,
+            version: about.version.clone(),
+            source: source.map(|source| escape_line(source).into_owned()),
+            by_thread: saved.roots().iter().any(|root| root.thread.is_some()),
+            total,
+            lost: about.lost.clone(),
+            incomplete: about.incomplete.clone(),
+        }
+    }
+}
+
+// ---- Source files and instructions in a page: for the functions with the most counts, within limits.
+
+/// Most functions with instructions in a page.
+const FUNCTIONS_MAX: usize = 200;
+/// Most instructions of a page.
+const INSTRUCTIONS_MAX: usize = 200_000;
+/// Most bytes of all source files of a page.
+pub const SOURCES_BYTES_MAX: usize = 16 << 20;
+
+/// Reads source and instructions.
+pub trait CodeReader {
+    /// The text of a source file, if it may be shown.
+    fn source(&mut self, file: &str) -> Option<String>;
+
+    /// The instructions of the function at a file offset in the file with a build id: offset and text of
+    /// each. Empty if unavailable.
+    fn instructions(&mut self, path: &str, build_id: &str, offset: u64) -> Vec<(u64, String)>;
+
+    /// Called for a source file that was omitted for lack of room.
+    fn leave_out(&mut self, file: &str);
+}
+
+/// A function with code to show.
+struct HotFunction {
+    function: u32,
+    total: u64,
+    /// An address of its own code, not of a function that it was inlined into.
+    offset: u64,
+}
+
+impl Tables {
+    /// Reads source and instructions of the functions, those with the most counts first.
+    fn read_code(&mut self, reader: &mut dyn CodeReader) -> Result<(), Full> {
+        let functions = self.hot_functions();
+        let mut left = SOURCES_BYTES_MAX;
+        for hot in &functions {
+            let Some(file) = self.source_of(hot.function).filter(|file| !file.is_empty()) else { continue };
+            if self.code.sources.contains_key(&file) {
+                continue;
+            }
+            let Some(text) = reader.source(&file) else { continue };
+            let text = escape_source(&text).into_owned();
+            match left.checked_sub(text.len()) {
+                Some(rest) => {
+                    left = rest;
+                    self.code.sources.insert(file, text);
+                }
+                None => reader.leave_out(&file),
+            }
+        }
+        let with_code = functions.iter().filter(|hot| hot.offset > 0).take(FUNCTIONS_MAX);
+        for hot in with_code {
+            let Some((path, build_id)) = self.library_of(hot.function) else { continue };
+            let instructions = reader.instructions(&path, &build_id, hot.offset);
+            if self.code.instructions.len() + instructions.len() > INSTRUCTIONS_MAX {
+                break;
+            }
+            for (offset, text) in instructions {
+                let text = self.intern(&text)?;
+                self.code.instructions.push((hot.function, offset, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Functions with counts, the hottest first.
+    fn hot_functions(&self) -> Vec<HotFunction> {
+        let totals = self.totals();
+        let mut functions: BTreeMap<u32, HotFunction> = BTreeMap::new();
+        for (node, total) in (0..).map(NodeId).zip(totals).skip(1) {
+            let Some(frame) = self.frame(node).filter(|_| total > 0) else { continue };
+            let hot = functions.entry(frame.function).or_insert(HotFunction {
+                function: frame.function,
+                total: 0,
+                offset: 0,
+            });
+            hot.total = hot.total.saturating_add(total);
+            if !frame.inlined && hot.offset == 0 {
+                hot.offset = frame.address;
+            }
+        }
+        let mut functions: Vec<HotFunction> = functions.into_values().collect();
+        functions.sort_by_key(|hot| (std::cmp::Reverse(hot.total), hot.function));
+        functions
     }
 }

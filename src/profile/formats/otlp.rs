@@ -6,15 +6,12 @@
 //! the profile has a timeline. Threads, processes and build ids are attributes, named by the semantic
 //! conventions; anything without a name there has a custom one (`stackprof.…`), which other readers skip.
 
-mod attributes;
-mod dictionary;
 mod proto;
 pub mod read;
-mod tables;
 pub mod write;
 
-use super::malformed::Malformed;
 use super::protobuf::{Value, for_each_field};
+use super::tally::Malformed;
 use proto::field;
 
 /// Keys of attributes.

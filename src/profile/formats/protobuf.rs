@@ -8,8 +8,8 @@ use std::fmt;
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
-use super::malformed::Malformed;
-use crate::profile::full::Full;
+use super::tally::Malformed;
+use crate::profile::saved::Full;
 
 /// The value of a field.
 #[derive(Clone, Copy)]

@@ -6,9 +6,9 @@
 //! Omitted counts stay in the totals of their callers.
 
 use crate::profile::StackFrame;
-use crate::profile::full::Full;
-use crate::profile::root_names::RootNames;
-use crate::profile::root_names::shown;
+use crate::profile::from_recording::RootNames;
+use crate::profile::from_recording::shown;
+use crate::profile::saved::Full;
 use crate::profile::saved::SavedProfile;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
@@ -286,11 +286,11 @@ impl CallTotals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::formats::folded_read;
+    use crate::profile::formats::folded;
     use crate::profile::{About, Function, Line, SavedBuilder, StackRoot};
 
     fn saved(text: &str) -> SavedProfile {
-        folded_read::read(text.as_bytes(), "a").expect("reads")
+        folded::read(text.as_bytes(), "a").expect("reads")
     }
 
     /// `depth name total` of each node.

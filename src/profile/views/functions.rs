@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use crate::escape::file_name;
 use crate::profile::StackFrame;
-use crate::profile::full::Full;
-use crate::profile::root_names::shown;
+use crate::profile::from_recording::shown;
+use crate::profile::saved::Full;
 use crate::profile::saved::SavedProfile;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
@@ -193,7 +193,7 @@ fn module_name(saved: &SavedProfile, frame: u32) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::formats::folded_read;
+    use crate::profile::formats::folded;
     use crate::profile::{About, Function, Line, Mapping, SavedBuilder, StackRoot};
 
     /// `name module self total` of each function.
@@ -209,13 +209,13 @@ mod tests {
     #[test]
     fn a_recursive_function_counts_once_per_stack() {
         let text = "p;main;a;b;a 3\np;main;a 1\np;main;b;b 2\np;main;c 9\n";
-        let saved = folded_read::read(text.as_bytes(), "a").expect("reads");
+        let saved = folded::read(text.as_bytes(), "a").expect("reads");
         assert_eq!(rows(&saved), ["c  9 9", "a  4 4", "b  2 5", "main  0 15"]);
     }
 
     #[test]
     fn a_process_without_frames_is_a_row() {
-        let saved = folded_read::read(&b"p 5\np;main 1\n"[..], "a").expect("reads");
+        let saved = folded::read(&b"p 5\np;main 1\n"[..], "a").expect("reads");
         assert_eq!(rows(&saved), ["p  5 5", "main  1 1"]);
     }
 

@@ -4,9 +4,8 @@
 //! xmalloc, the containers of Rust and C++) are skipped: nobody looks for a leak in them. Those of the program are known
 //! by their name and by what they call.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::leak_sites::{self, Caller};
 use crate::escape::file_name;
 use crate::heap::Estimate;
 use crate::profile::saved::{SavedProfile, UNKNOWN};
@@ -306,7 +305,7 @@ impl SavedProfile {
             stacks.push((callers_of_allocator(frames, is_passed, callers.unwrap_or(usize::MAX)), estimates));
         }
         let sites = match callers {
-            None => leak_sites::divide(stacks),
+            None => divide(stacks),
             Some(_) => {
                 let mut by_callers: HashMap<Vec<Caller>, (Estimate, Estimate)> = HashMap::new();
                 for (shown, (bytes, blocks)) in stacks {
@@ -429,13 +428,124 @@ fn callers_of_allocator(
     frames.into_iter().skip(passed).take(callers).map(|frame| frame.caller).collect()
 }
 
+// ---- Sites that allocate, told apart by as many callers as it takes.
+//
+// Input: stacks with what they have in use, the caller of the allocator first. Output: groups of stacks with the frames
+// that their rows show. Stacks through one function are divided where its callers differ, if a second one has a part
+// worth telling; what all callers of a row have in common is its chain.
+
+/// Most frames that tell rows apart.
+const FRAMES_MAX: usize = 6;
+/// Frames of a row whose stacks are all the same.
+const FRAMES_MIN: usize = 2;
+/// Stacks are divided if the second part has this percentage of their bytes.
+const PART_PERCENT: f64 = 10.0;
+
+/// A function in the table of leaks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Caller {
+    /// Its name.
+    pub name: String,
+    /// `file:line`; empty if not known, or not asked for.
+    pub place: String,
+}
+
+/// A stack: its callers of the allocator, the innermost first, and what it has in use.
+pub(super) type SiteStack = (Vec<Caller>, (Estimate, Estimate));
+
+/// Divides stacks into sites.
+pub(super) fn divide(mut stacks: Vec<SiteStack>) -> Vec<SiteStack> {
+    for (callers, _) in &mut stacks {
+        // A recursion of any depth is one site.
+        callers.dedup();
+    }
+    let mut sites = Vec::new();
+    let mut waiting: Vec<(usize, Vec<SiteStack>)> =
+        parts_at(0, stacks).into_values().map(|stacks| (1, stacks)).collect();
+    while let Some((common, stacks)) = waiting.pop() {
+        match (common..FRAMES_MAX).find(|depth| is_divided(*depth, &stacks)) {
+            Some(depth) => {
+                waiting.extend(parts_at(depth, stacks).into_values().map(|stacks| (depth + 1, stacks)));
+            }
+            None => sites.push(joined(common.max(FRAMES_MIN), stacks)),
+        }
+    }
+    sites
+}
+
+fn parts_at(depth: usize, stacks: Vec<SiteStack>) -> BTreeMap<Option<Caller>, Vec<SiteStack>> {
+    let mut parts: BTreeMap<Option<Caller>, Vec<SiteStack>> = BTreeMap::new();
+    for stack in stacks {
+        parts.entry(stack.0.get(depth).cloned()).or_default().push(stack);
+    }
+    parts
+}
+
+/// Whether a second caller at this depth has a part worth telling.
+fn is_divided(depth: usize, stacks: &[SiteStack]) -> bool {
+    let mut bytes: BTreeMap<Option<&Caller>, f64> = BTreeMap::new();
+    for (callers, (space, _)) in stacks {
+        *bytes.entry(callers.get(depth)).or_default() += space.value;
+    }
+    let all: f64 = bytes.values().sum();
+    bytes.values().filter(|bytes| **bytes * 100.0 >= all * PART_PERCENT && **bytes > 0.0).count() > 1
+}
+
+/// One row: the frames that all stacks have in common, up to `frames`.
+fn joined(frames: usize, stacks: Vec<SiteStack>) -> SiteStack {
+    let mut sum = (Estimate::default(), Estimate::default());
+    let mut shown: Option<Vec<Caller>> = None;
+    for (callers, (bytes, blocks)) in stacks {
+        sum.0.add(bytes);
+        sum.1.add(blocks);
+        shown = Some(match shown {
+            None => callers.into_iter().take(frames).collect(),
+            Some(shown) => {
+                let same = shown.iter().zip(&callers).take_while(|(a, b)| a == b).count();
+                shown.into_iter().take(same).collect()
+            }
+        });
+    }
+    (shown.unwrap_or_default(), sum)
+}
+
+// ---- Bytes in use over time, by the callers of the allocator in the table of leaks.
+//
+// Input: a heap profile of a recording. Output: areas of its
+// [history](crate::profile::from_recording::InuseHistory), for the callers with the most bytes at some time;
+// everything else is the rest.
+
+/// Callers with their own area: as many as there are distinguishable colors.
+const AREAS: usize = 8;
+
+impl SavedProfile {
+    /// Groups the memory in use over time by this many callers of the allocator. Functions for which `skip` is true are
+    /// skipped as in [`SavedProfile::leaks`].
+    pub fn group_inuse(&mut self, callers: usize, skip: &dyn Fn(&str) -> bool) {
+        let Some(mut history) = self.values.as_mut().and_then(|values| values.history.take()) else { return };
+        let mut names: HashMap<NodeId, String> = HashMap::new();
+        let own = self.own_wrappers(skip);
+        for change in history.changes() {
+            names.entry(change.node).or_insert_with(|| {
+                let callers =
+                    self.names_of_callers(change.node, callers, &|name| skip(name) || own.contains(name));
+                if callers.is_empty() { UNKNOWN.to_owned() } else { callers.join(" < ") }
+            });
+        }
+        history.set_areas(&names, AREAS);
+        if let Some(values) = &mut self.values {
+            values.history = Some(history);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::profile::about::About;
     use crate::profile::builder::SavedBuilder;
     use crate::profile::saved::StackRoot;
-    use crate::profile::values::{StackValues, ValueType};
+    use crate::profile::saved::{StackValues, ValueType};
 
     /// A heap profile of these stacks, outermost function first, with one block of a byte each.
     fn profile(stacks: &[&str]) -> SavedProfile {

@@ -3,7 +3,4 @@
 pub mod by_name;
 pub mod call_tree;
 pub mod functions;
-pub mod inuse_areas;
-pub mod leak_sites;
 pub mod leaks;
-pub mod threads;

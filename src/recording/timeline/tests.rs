@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::thread::UNIT_BITS;
+use super::UNIT_BITS;
 use super::*;
 use crate::trie::NodeId;
 

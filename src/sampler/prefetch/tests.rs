@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::super::recorded_process::FIRST;
-use super::super::thread::unknown_status;
+use super::super::processes::FIRST;
+use super::super::recorder::unknown_status;
 use super::super::{Options, Recorder, Sample};
 use super::*;
 use crate::addr::CodeAddress;

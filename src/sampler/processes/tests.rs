@@ -1,6 +1,7 @@
 //! Processes of a recorder share facts that walks learn about files.
 
-use super::super::recorded_process::FIRST;
+use super::super::recorder::unknown_status;
+use super::FIRST;
 use super::*;
 use crate::addr::Avma;
 use crate::arch::{Arch, Registers, X86_64};
@@ -8,7 +9,6 @@ use crate::binary::elf::build;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::FakeClock;
 use crate::sampler::recorder::UNKNOWN_THREAD;
-use crate::sampler::thread::unknown_status;
 use crate::sampler::{Options, Recorder, Sample};
 use crate::sources::{Capture, Fault, Process};
 use crate::walk::{Frames, UnwindMethod};

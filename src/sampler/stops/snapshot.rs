@@ -2,17 +2,17 @@
 //! weights.
 
 use super::super::budget::Budget;
-use super::super::options::Options;
-use super::super::recorded_process::FIRST;
-use super::super::sample::Sample;
 use super::super::stack_size::FIRST_STACK_BYTES;
-use super::sleeping::leads_as_far_as_a_stop;
+use super::leads_as_far_as_a_stop;
 use super::{EVENTS_AT_ONCE, StopDriver};
 use crate::addr::LookupAvma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::live::Live;
+use crate::sampler::Options;
+use crate::sampler::captures::Sample;
+use crate::sampler::processes::FIRST;
 use crate::sources::{Activity, Fault, SleepingThread, Target, ThreadId};
 use crate::walk::STACK_BYTES_MAX;
 use crate::walk::{Frames, Method, StackEnd, UnwindMethod};

@@ -9,17 +9,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use quick_xml::Reader;
+use quick_xml::events::Event;
+use serde_json::Value;
 
-use super::connection_error::ConnectionError;
-use super::mach_images;
-use super::maps::{self, Auxv};
+use super::description::attribute;
 use super::memory::Range;
 use super::session::Stub;
 use super::tasks::Kernel;
-use super::waits::System;
-use crate::addr::{self, Avma};
-use crate::binary::elf::{self, Elf, machine};
-use crate::binary::macho::fat::{self, ImageIdentity};
+use super::threads::System;
+use super::transport::ConnectionError;
+use crate::addr::{self, Avma, Svma};
+use crate::binary::elf::{self, Elf};
+use crate::binary::macho::{self, ImageIdentity};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::LocalFiles;
@@ -62,7 +64,7 @@ impl Exec {
             files::map_regular(Path::new(&absolute)).map_err(|why| failed(why.to_string()).caused_by(why))?;
         let elf = Elf::parse(bytes.bytes())
             .map_err(|why| failed(format!("{why}; an ELF file was expected")).caused_by(why))?;
-        let kernel = (elf.machine == machine::ARM).then(|| Kernel::find(bytes.bytes())).flatten();
+        let kernel = (elf.machine == elf::ARM).then(|| Kernel::find(bytes.bytes())).flatten();
         Ok(Exec { path: absolute, bytes, elf, kernel })
     }
 
@@ -220,7 +222,7 @@ impl Images {
             ImageSource::Exec => self.by_exec(stub)?,
             ImageSource::Nobody => false,
         };
-        maps::sort(&mut self.mappings);
+        sort(&mut self.mappings);
         Ok(listed)
     }
 
@@ -229,7 +231,7 @@ impl Images {
         let Some(text) = stub.read_file(&format!("/proc/{pid}/maps"), LIST_BYTES_MAX)? else {
             return Ok(false);
         };
-        for line in maps::lines(&text) {
+        for line in lines(&text) {
             if line.mapping.kind == MappingKind::File && line.mapping.file_offset == 0 {
                 self.heads.insert(line.mapping.identity, line.mapping.avma.start.0);
             }
@@ -255,17 +257,17 @@ impl Images {
         if let Some(entry) = auxv.entry {
             match (self.exec.clone(), path) {
                 (Some(exec), _) => {
-                    let bias = maps::bias_by_entry(exec.elf.entry, entry);
+                    let bias = bias_by_entry(exec.elf.entry, entry);
                     self.add(&exec.path, &exec.elf, bias);
                 }
-                (None, Some(path)) => self.add_file(&path, |elf| maps::bias_by_entry(elf.entry, entry)),
+                (None, Some(path)) => self.add_file(&path, |elf| bias_by_entry(elf.entry, entry)),
                 (None, None) => {}
             }
         }
         if stub.offers.libraries_svr4
             && let Some(list) = stub.transfer("libraries-svr4", "", LIST_BYTES_MAX)?
         {
-            for (path, bias) in maps::libraries(&list) {
+            for (path, bias) in libraries(&list) {
                 self.add_file(&path, |_| bias);
             }
         }
@@ -285,7 +287,7 @@ impl Images {
         if self.system != System::Mach || !stub.offers.lldb {
             return Ok(false);
         }
-        for image in mach_images::images(&stub.call(mach_images::QUESTION)?) {
+        for image in images(&stub.call(QUESTION)?) {
             self.mach.insert(image.mapping.identity, image.wanted);
             self.mappings.push(image.mapping);
         }
@@ -318,9 +320,9 @@ impl Images {
         // Device and inode are unknown: the address distinguishes files.
         let identity = (u64::MAX, bias);
         if self.system != System::Bare {
-            self.heads.extend(maps::head_of(elf, bias).map(|head| (identity, head)));
+            self.heads.extend(head_of(elf, bias).map(|head| (identity, head)));
         }
-        maps::of_elf(elf, path, bias, identity, &mut self.mappings);
+        of_elf(elf, path, bias, identity, &mut self.mappings);
     }
 
     /// The bytes behind a mapping, as found when it was first listed.
@@ -384,8 +386,7 @@ impl Images {
             .collect();
         if let Some(exec) = self.exec.as_ref().filter(|exec| exec.path == mapping.path) {
             // The last bit marks T32 there.
-            let entry =
-                if exec.elf.machine == machine::ARM { exec.elf.entry.0 & !1 } else { exec.elf.entry.0 };
+            let entry = if exec.elf.machine == elf::ARM { exec.elf.entry.0 & !1 } else { exec.elf.entry.0 };
             // The second part of the identity is the load bias (`Images::add`).
             let at = entry.wrapping_add(mapping.identity.1);
             let holds = |part: &&Mapping| part.avma.contains(&Avma(at));
@@ -407,7 +408,7 @@ impl Images {
     ) -> std::result::Result<OpenedFile, ConnectionError> {
         if let Some(wanted) = self.mach.get(&mapping.identity) {
             let opened = LocalFiles.open(&mapping.path).map_err(|why| OpenError::NotHere(Arc::new(why)));
-            return Ok(opened.and_then(|bytes| Ok(fat::choose(&bytes, wanted)?)));
+            return Ok(opened.and_then(|bytes| Ok(macho::choose(&bytes, wanted)?)));
         }
         let has_head = self.heads.contains_key(&mapping.identity);
         let same = |bytes: &ImageBytes| match has_head {
@@ -458,5 +459,271 @@ fn is_same_code(probes: &[Probe], memory: &[Vec<u8>], file: &ImageBytes) -> bool
     match parts.peek() {
         Some(_) => entry != Some(false) && parts.any(is_same),
         None => entry == Some(true),
+    }
+}
+
+// ---- The images of a macOS process, as listed by debugserver: load addresses, files, and UUIDs, which
+// distinguish images of one name. Hostile bytes in, plain values out; pure.
+//
+// Format: LLVM, lldb/docs/resources/lldbgdbremote.md, "jGetLoadedDynamicLibrariesInfos";
+// lldb/tools/debugserver/source/MacOSX/MachProcess.mm, `FormatDynamicLibrariesIntoJSON`.
+
+/// Request for all images, with their load commands.
+pub(super) const QUESTION: &[u8] = b"jGetLoadedDynamicLibrariesInfos:{\"fetch_all_solibs\":true}";
+/// Most images to keep.
+const IMAGES_MAX: usize = 65_536;
+
+/// An image: its code mapping and the identity of its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MachImage {
+    pub(super) mapping: Mapping,
+    pub(super) wanted: ImageIdentity,
+}
+
+/// The images in a reply, without those that lack a valid `__TEXT`.
+pub(super) fn images(answer: &[u8]) -> Vec<MachImage> {
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
+    let images = answer["images"].as_array().map(Vec::as_slice).unwrap_or_default();
+    images.iter().take(IMAGES_MAX).filter_map(image).collect()
+}
+
+fn image(value: &Value) -> Option<MachImage> {
+    let load = value["load_address"].as_u64()?;
+    let segments = value["segments"].as_array()?;
+    let text = segments.iter().find(|segment| segment["name"].as_str() == Some("__TEXT"))?;
+    let end = Avma(load).checked_add(text["vmsize"].as_u64()?).filter(|end| end.0 > load)?;
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
+    let header = &value["mach_header"];
+    let uuid = value["uuid"].as_str().and_then(uuid);
+    // Identity of the file, as there is no device and inode.
+    let low = uuid.map_or(0, |uuid| u64::from_le_bytes(std::array::from_fn(|at| uuid[at])));
+    let mapping = Mapping {
+        avma: Avma(load)..end,
+        file_offset: text["fileoff"].as_u64()?,
+        path: value["pathname"].as_str()?.to_owned(),
+        kind: MappingKind::File,
+        identity: (load, low),
+    };
+    // The high byte of a subtype has capability bits (`CPU_SUBTYPE_MASK`).
+    let cpu_subtype = number(&header["cpusubtype"]) & 0x00ff_ffff;
+    let wanted = ImageIdentity { uuid, cpu_type: number(&header["cputype"]), cpu_subtype };
+    Some(MachImage { mapping, wanted })
+}
+
+/// `E2A1C0DE-0000-4000-8000-0123456789AB`; all zero means none.
+fn uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    let bytes: [u8; 16] = super::link::decode(&digits)?.try_into().ok()?;
+    (bytes != [0; 16]).then_some(bytes)
+}
+
+// ---- The code mappings of a process, from the stub's replies: the kernel's list (`/proc/PID/maps`), or the
+// auxiliary vector and the dynamic loader's list. Hostile bytes in, plain values out; pure.
+
+/// Most mappings, and most libraries, to keep.
+const MAPPINGS_MAX: usize = 65_536;
+/// Numbers of the auxiliary vector (include/uapi/linux/auxvec.h).
+const AT_NULL: u64 = 0;
+const AT_BASE: u64 = 7;
+const AT_ENTRY: u64 = 9;
+const AT_SYSINFO_EHDR: u64 = 33;
+
+/// A line of `/proc/PID/maps`.
+pub(super) struct MapsLine {
+    pub(super) mapping: Mapping,
+    pub(super) executable: bool,
+}
+
+/// The lines of `/proc/PID/maps` (proc_pid_maps(5)), without malformed ones.
+pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
+    text.split(|byte| *byte == b'\n').take(MAPPINGS_MAX).filter_map(line)
+}
+
+/// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
+fn line(line: &[u8]) -> Option<MapsLine> {
+    let line = String::from_utf8_lossy(line);
+    let mut fields = line.splitn(6, ' ');
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let executable = fields.next()?.as_bytes().get(2) == Some(&b'x');
+    let file_offset = hex(fields.next()?)?;
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let inode: u64 = fields.next()?.parse().ok()?;
+    let path = fields.next().unwrap_or_default().trim_start().replace("\\012", "\n");
+    // One page of entry points above the user address space.
+    if path == "[vsyscall]" {
+        return None;
+    }
+    let kind = match () {
+        () if path == "[vdso]" => MappingKind::Vdso,
+        () if inode != 0 && path.starts_with('/') => MappingKind::File,
+        () => MappingKind::Anonymous,
+    };
+    let avma = Avma(hex(start)?)..Avma(hex(end)?);
+    let identity = (hex(major)? << 32 | hex(minor)?, inode);
+    (avma.start < avma.end).then_some(())?;
+    Some(MapsLine { mapping: Mapping { avma, file_offset, path, kind, identity }, executable })
+}
+
+/// Values of the auxiliary vector of a little-endian process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Auxv {
+    /// Entry point of the program.
+    pub(super) entry: Option<u64>,
+    /// Load address of the dynamic loader.
+    pub(super) loader: Option<u64>,
+    /// Address of the vDSO.
+    pub(super) vdso: Option<u64>,
+}
+
+impl Auxv {
+    pub(super) fn parse(bytes: &[u8], pointer_bytes: usize) -> Auxv {
+        let mut auxv = Auxv::default();
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
+        // Each entry is two words of the target's size: never zero bytes.
+        let pointer_bytes = pointer_bytes.clamp(1, 8);
+        for pair in bytes.chunks_exact(2 * pointer_bytes) {
+            let value = Some(word(&pair[pointer_bytes..])).filter(|value| *value != 0);
+            match word(&pair[..pointer_bytes]) {
+                AT_NULL => break,
+                AT_BASE => auxv.loader = value,
+                AT_ENTRY => auxv.entry = value,
+                AT_SYSINFO_EHDR => auxv.vdso = value,
+                _ => {}
+            }
+        }
+        auxv
+    }
+}
+
+/// The dynamic loader's libraries: paths and load biases.
+pub(super) fn libraries(xml: &[u8]) -> Vec<(String, u64)> {
+    let mut reader = Reader::from_reader(xml);
+    let mut found = Vec::new();
+    // Parsing ends at damaged XML.
+    while let Ok(event) = reader.read_event() {
+        let element = match event {
+            Event::Eof => break,
+            Event::Start(element) | Event::Empty(element) => element,
+            _ => continue,
+        };
+        if element.local_name().as_ref() != b"library" || found.len() == MAPPINGS_MAX {
+            continue;
+        }
+        let path = attribute(&element, b"name").filter(|path| path.starts_with('/'));
+        let added = attribute(&element, b"l_addr")
+            .and_then(|text| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok());
+        found.extend(path.zip(added));
+    }
+    found
+}
+
+/// Adds the code of an ELF file with this load `bias`. `identity` is the file's.
+pub(super) fn of_elf(elf: &Elf, path: &str, bias: u64, identity: (u64, u64), out: &mut Vec<Mapping>) {
+    for segment in elf.segments.iter().filter(|segment| segment.executable) {
+        let start = Avma(segment.svma.0.wrapping_add(bias));
+        let bytes = segment.file.end - segment.file.start;
+        let Some(end) = start.checked_add(bytes).filter(|end| *end > start) else { continue };
+        out.push(Mapping {
+            avma: start..end,
+            file_offset: segment.file.start,
+            path: path.to_owned(),
+            kind: MappingKind::File,
+            identity,
+        });
+    }
+}
+
+/// Address of the first bytes of an ELF file, if they are loaded.
+pub(super) fn head_of(elf: &Elf, bias: u64) -> Option<u64> {
+    let first = elf.segments.iter().find(|segment| segment.file.start == 0)?;
+    Some(first.svma.0.wrapping_add(bias))
+}
+
+/// Load bias of a program that was entered at `entry`.
+pub(super) fn bias_by_entry(stated: Svma, entry: u64) -> u64 {
+    entry.wrapping_sub(stated.0)
+}
+
+/// Sorts by address; of overlapping mappings the first is kept.
+pub(super) fn sort(mappings: &mut Vec<Mapping>) {
+    mappings.sort_by_key(|mapping| mapping.avma.start);
+    let mut end = Avma(0);
+    mappings.retain(|mapping| {
+        let fits = mapping.avma.start >= end && mapping.avma.start < mapping.avma.end;
+        if fits {
+            end = mapping.avma.end;
+        }
+        fits
+    });
+}
+
+#[cfg(test)]
+mod mach_images_tests {
+    use super::*;
+
+    #[test]
+    fn only_images_with_code_are_listed() {
+        let answer = br#"{"images":[
+            {"load_address":4294967296,"mod_date":0,"pathname":"/tmp/a","uuid":"01020304-0506-0708-090A-0B0C0D0E0F10",
+             "mach_header":{"magic":4277009103,"cputype":16777228,"cpusubtype":0,"filetype":2,"flags":2097285},
+             "segments":[{"name":"__PAGEZERO","vmaddr":0,"vmsize":4294967296,"fileoff":0,"filesize":0,"maxprot":0},
+                         {"name":"__TEXT","vmaddr":4294967296,"vmsize":16384,"fileoff":0,"filesize":16384,"maxprot":5}]},
+            {"load_address":18446744073709551615,"pathname":"/b","segments":[{"name":"__TEXT","vmsize":2,"fileoff":0}]},
+            {"load_address":8,"pathname":"/c","segments":[]},
+            {"load_address":8,"pathname":"/d"}, 7, null]}"#;
+        let images = images(answer);
+        assert_eq!(images.len(), 1);
+        let MachImage { mapping, wanted } = &images[0];
+        assert_eq!((mapping.avma.start.0, mapping.avma.end.0), (0x1_0000_0000, 0x1_0000_4000));
+        assert_eq!(wanted.uuid, Some(std::array::from_fn(|at| at as u8 + 1)));
+        assert_eq!(wanted.cpu_type, 0x0100_000c);
+    }
+
+    #[test]
+    fn an_unparsable_list_is_empty() {
+        for answer in [b"".as_slice(), b"E53", b"{", b"[]", br#"{"images":{}}"#] {
+            assert_eq!(images(answer), []);
+        }
+        assert_eq!(uuid("00000000-0000-0000-0000-000000000000"), None);
+        assert_eq!(uuid("ä"), None);
+    }
+}
+
+#[cfg(test)]
+mod maps_tests {
+    use super::*;
+
+    #[test]
+    fn parses_lines_of_proc_maps() {
+        let text = b"55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234                       /usr/bin/a b\n\
+            7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n\
+            7fff00000000-7fff00002000 r-xp 00000000 00:00 0                          [vdso]\n\
+            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]\n\
+            7f0000003000-7f0000002000 r-xp 00000000 00:00 0 \nnonsense\n";
+        let lines: Vec<MapsLine> = lines(text).collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[0].mapping.path, "/usr/bin/a b");
+        assert_eq!(lines[0].mapping.identity, (0xfe_0000_0000, 1234));
+        assert!(lines[0].executable && !lines[1].executable);
+        assert_eq!(lines[2].mapping.kind, MappingKind::Vdso);
+    }
+
+    #[test]
+    fn the_auxiliary_vector_ends_at_at_null() {
+        let words = [9u64, 0x1040, 7, 0x7000, 33, 0, 0, 0, 9, 5];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(Auxv::parse(&bytes, 8), Auxv { entry: Some(0x1040), loader: Some(0x7000), vdso: None });
+        assert_eq!(Auxv::parse(&bytes[..13], 8), Auxv::default());
+        let narrow: Vec<u8> = words.iter().flat_map(|word| (*word as u32).to_le_bytes()).collect();
+        assert_eq!(Auxv::parse(&narrow, 4), Auxv::parse(&bytes, 8));
+    }
+
+    #[test]
+    fn parses_libraries_of_the_loader() {
+        let xml = b"<library-list-svr4 version=\"1.0\" main-lm=\"0x7f\"><library name=\"/lib/libc.so.6\" lm=\"0x1\" \
+            l_addr=\"0x7f1000\" l_ld=\"0x2\"/><library name=\"\" l_addr=\"0x1\"/></library-list-svr4>";
+        assert_eq!(libraries(xml), [("/lib/libc.so.6".to_owned(), 0x7f_1000)]);
+        assert_eq!(libraries(b"<library"), []);
     }
 }

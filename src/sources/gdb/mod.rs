@@ -11,56 +11,45 @@
 //! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a
 //! deadline. A failing stub gets a detach request.
 
-mod connection_error;
 pub mod description;
 mod heap;
-mod hex;
 mod images;
-pub mod layout;
-mod link;
-mod mach_images;
-mod maps;
+pub mod link;
 mod memory;
-pub mod packet;
-mod remote_files;
-mod run;
-mod run_state;
+pub mod run;
 mod session;
-mod stop_queue;
-pub mod stop_reply;
 mod stops;
 #[cfg(unix)]
 mod sys;
 mod target;
 mod tasks;
-mod threads;
+pub mod threads;
 mod transport;
-pub mod waits;
 
 use std::path::Path;
 use std::time::Duration;
 
-pub use connection_error::ConnectionError;
+pub use self::transport::ConnectionError;
 pub use heap::{AllocatorNames, GdbHeap, GdbHeapSource};
 pub use target::{GdbTarget, InitialState};
 pub use transport::{StubAddress, StubStream};
 
+use self::description::Layout;
+use self::threads::System;
 use crate::addr::Avma;
 use crate::arch::Arch;
-use crate::binary::elf::machine;
+use crate::binary::elf;
 use crate::clock::{Clock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::Process;
 use crate::sources::signals::Hold;
 use description::Description;
 use images::{Exec, Images};
-use layout::Layout;
 use link::Link;
 use session::Stub;
 use target::Parts;
 use tasks::Tasks;
 use transport::Transport;
-use waits::System;
 
 /// Time for all requests before the target first runs: links to boards are slow.
 const BEGIN: Duration = Duration::from_secs(30);
@@ -194,14 +183,14 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFa
         && let Some(exec) = &exec
     {
         description.architecture = match exec.elf.machine {
-            machine::X86_64 => "x86_64".to_owned(),
-            machine::AARCH64 => "aarch64".to_owned(),
-            machine::X86 => "i386".to_owned(),
-            machine::ARM => "arm".to_owned(),
+            elf::X86_64 => "x86_64".to_owned(),
+            elf::AARCH64 => "aarch64".to_owned(),
+            elf::X86 => "i386".to_owned(),
+            elf::ARM => "arm".to_owned(),
             other => format!("ELF machine {other}"),
         };
     }
-    let layout = layout::arch(&description.architecture).and_then(|arch| {
+    let layout = description::arch(&description.architecture).and_then(|arch| {
         Layout::of(arch, &description)
             .map_err(|why| format!("its registers are not described as expected: {why}"))
     });
@@ -237,7 +226,7 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFa
 /// `pid:1f;...`
 fn pid_of(process_info: &[u8]) -> Option<u64> {
     let mut pairs = process_info.split(|byte| *byte == b';');
-    hex::number(pairs.find_map(|pair| pair.strip_prefix(b"pid:"))?)
+    link::number(pairs.find_map(|pair| pair.strip_prefix(b"pid:"))?)
 }
 
 /// The registers as the stub describes them; `None` if it does not.
@@ -288,7 +277,7 @@ fn address_mask(
             stub.call(&select)?;
         }
         let answer = stub.call(format!("p{:x}{suffix}", mask.number).as_bytes())?;
-        let bytes = hex::decode(&answer).and_then(|bytes| bytes.get(..8)?.try_into().ok());
+        let bytes = link::decode(&answer).and_then(|bytes| bytes.get(..8)?.try_into().ok());
         if let Some(bytes) = bytes {
             return Ok(!u64::from_le_bytes(bytes));
         }

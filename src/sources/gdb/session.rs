@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::connection_error::ConnectionError;
 use super::link::Link;
-use super::stop_reply::{StopReply, Tid};
+use super::run::{StopReply, Tid};
+use super::transport::ConnectionError;
 
 /// Granularity at which failed reads of a process's memory are retried: no system has smaller pages.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -53,7 +53,7 @@ impl Features {
         let mut offers = Features { packet_bytes: 400, ..Features::default() };
         for feature in answer.split(|byte| *byte == b';') {
             if let Some(size) = feature.strip_prefix(b"PacketSize=") {
-                let size = super::hex::number(size).and_then(|size| usize::try_from(size).ok());
+                let size = super::link::number(size).and_then(|size| usize::try_from(size).ok());
                 offers.packet_bytes = size.unwrap_or(offers.packet_bytes);
             }
             let Some(name) = feature.strip_suffix(b"+") else { continue };
@@ -85,13 +85,13 @@ pub(super) struct Stub {
     limit: Option<(Instant, Duration, &'static str)>,
     /// Granularity of the end of memory, bytes.
     pub(super) memory_ends_at: u64,
-    pub(super) run: super::run_state::Run,
+    pub(super) run: super::run::Run,
 }
 
 impl Stub {
     /// A stub in unknown state.
     pub(super) fn new(link: Link) -> Stub {
-        let (offers, run) = (Features::default(), super::run_state::Run::default());
+        let (offers, run) = (Features::default(), super::run::Run::default());
         Stub { link, offers, pipelines: false, limit: None, memory_ends_at: PAGE_BYTES, run }
     }
 

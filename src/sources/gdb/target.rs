@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use super::connection_error::ConnectionError;
+use super::description::Layout;
 use super::images::Images;
-use super::layout::Layout;
 use super::memory::Range;
 use super::run::STOP;
-use super::run_state::TargetChange;
+use super::run::TargetChange;
+use super::run::Tid;
 use super::session::Stub;
-use super::stop_queue::{StopRequest, Stops};
-use super::stop_reply::Tid;
+use super::stops::{StopRequest, Stops};
 use super::tasks::Tasks;
-use super::waits::System;
+use super::threads::System;
+use super::transport::ConnectionError;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::Clock;

@@ -6,8 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::connection_error::ConnectionError;
-use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::error::{self, Error, ErrorKind, io_text};
 
 /// Time limit for connecting, for each address of a host.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -90,7 +89,7 @@ impl Transport {
     ///
     /// # Errors
     /// [`ErrorKind::Attach`]: why there is no connection, and what to check.
-    pub(super) fn open(place: &StubAddress) -> Result<Transport> {
+    pub(super) fn open(place: &StubAddress) -> error::Result<Transport> {
         let (stream, command) = match place {
             StubAddress::Tcp { host, port } => (Stream::Tcp(connect(place, host, *port)?), None),
             StubAddress::Command(text) => {
@@ -150,7 +149,7 @@ fn is_closed(error: &io::Error) -> bool {
     )
 }
 
-fn connect(place: &StubAddress, host: &str, port: u16) -> Result<TcpStream> {
+fn connect(place: &StubAddress, host: &str, port: u16) -> error::Result<TcpStream> {
     let failed = |why: &str| {
         Error::new(
             ErrorKind::Attach,
@@ -263,7 +262,7 @@ impl StubCommand {
 /// Starts a command in a separate process group: a Ctrl-C at the terminal is for us, and would end many a
 /// stub with its target.
 #[cfg(unix)]
-fn start(text: &str) -> Result<(Stream, StubCommand)> {
+fn start(text: &str) -> error::Result<(Stream, StubCommand)> {
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::os::unix::process::CommandExt;
@@ -283,9 +282,58 @@ fn start(text: &str) -> Result<(Stream, StubCommand)> {
 }
 
 #[cfg(not(unix))]
-fn start(text: &str) -> Result<(Stream, StubCommand)> {
+fn start(text: &str) -> error::Result<(Stream, StubCommand)> {
     let why = format!("cannot run `{text}`: this system has no sockets for it; give HOST:PORT");
     Err(Error::new(ErrorKind::Attach, why))
+}
+
+// ---- Why the connection to a stub failed: one line for people, without the stub's name, which the caller adds.
+
+/// Why a stub cannot be used any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionError {
+    /// The other end is closed.
+    Closed,
+    /// No reply to this request in this time.
+    Silent(String, Duration),
+    /// The stub does not read what is sent.
+    Deaf(Duration),
+    /// It still replies, but this did not complete in this time.
+    Endless(&'static str, Duration),
+    /// No reply to a stop request in this time.
+    Unstopped(Duration),
+    /// The reply does not fit the request.
+    Nonsense(String),
+    /// Error of the system.
+    System(String),
+    /// Abandoned: a signal is about to end this process.
+    GivenUp,
+}
+
+impl fmt::Display for ConnectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConnectionError::Closed => f.write_str("closed the connection"),
+            ConnectionError::Silent(request, time) => {
+                write!(f, "did not answer `{request}` within {} s", time.as_secs())
+            }
+            ConnectionError::Deaf(time) => {
+                write!(f, "did not read what it was sent within {} s", time.as_secs())
+            }
+            ConnectionError::Endless(what, time) => {
+                write!(f, "did not come to an end with {what} within {} s", time.as_secs())
+            }
+            // The stub reads nothing while the program runs.
+            ConnectionError::Unstopped(time) => write!(
+                f,
+                "did not stop its target within {} s of being asked to; QEMU's emulation of single programs (qemu-arm -g) cannot",
+                time.as_secs()
+            ),
+            ConnectionError::Nonsense(what) => write!(f, "sent {what}"),
+            ConnectionError::GivenUp => f.write_str("was given up on a signal"),
+            ConnectionError::System(why) => write!(f, "cannot be reached: {why}"),
+        }
+    }
 }
 
 #[cfg(test)]

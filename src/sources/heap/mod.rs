@@ -5,21 +5,13 @@
 //! `source.rs` those of all processes several times a second; what only a system can answer about a process is in
 //! `process.rs`. Processes are hostile: their records are copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
 
-mod batch_interval;
-mod box_pool;
-mod capture;
 pub mod directory;
-mod image_lists;
-pub(in crate::sources) mod process;
-mod recorded_process;
+pub(crate) mod recorded_process;
 pub mod ring;
-mod ring_clock;
-mod ring_losses;
 #[allow(dead_code)] // The rest is for the shim.
 #[path = "../../heap_shim/shared_memory.rs"]
 pub mod shared_memory;
-pub mod shim_file;
-pub(in crate::sources) mod source;
+pub(crate) mod source;
 
 /// How allocations are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

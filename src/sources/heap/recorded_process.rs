@@ -2,24 +2,23 @@
 //!
 //! Input: rings, in order of their sequence numbers. Output: events with times that increase.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::box_pool::BoxPool;
-use super::capture::fill;
 use super::directory::Directory;
-use super::image_lists::ImageLists;
-use super::process::{HeapProcess, RingFiles};
-use super::ring::{Progress, Record, Ring, RingError};
-use super::ring_clock::RingClock;
-use super::ring_losses::RingLosses;
+use super::ring::{Progress, Record, Ring, RingClock, RingError, fill};
 use super::shared_memory::RING_PREFIX;
+use super::source::{BoxPool, RingLosses};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
-use crate::sources::pushed::{NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, SourceEvent, TimedEvent};
-use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
+use crate::sources::pushed::{
+    NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, SourceEvent, TimedEvent, UnseenAllocator,
+};
+use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
 /// Most bytes of a ring per read: they then fit into the processor's caches.
 pub(super) const READ_BYTES_MAX: u64 = 1 << 20;
@@ -414,4 +413,234 @@ impl<P: HeapProcess> Observed for RecordedProcess<P> {
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         self.process.read_memory(from, into)
     }
+}
+
+// ---- What the source of a command's allocations asks of a system about one process: each system implements it.
+
+/// Size limit of an image list, bytes: a process can write anything there.
+const LIST_BYTES_MAX: u64 = 32 << 20;
+
+/// The files of a ring.
+#[derive(Debug)]
+pub(crate) struct RingFiles {
+    /// The name of the ring.
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(dead_code, reason = "only Linux tells which files a process maps")
+    )]
+    pub(crate) name: String,
+    /// The image lists that the shim wrote, from the creation of the ring on and from the exit.
+    pub(crate) images: [PathBuf; 2],
+}
+
+/// A process with a ring, or one that will have one.
+pub(crate) trait HeapProcess: Observed {
+    /// A process started by this one or by a similar one.
+    fn new_for(&self, pid: u32) -> Self;
+
+    /// Sets the ring of the process, created by a thread with this name: it runs its own program.
+    fn set_ring(&mut self, thread_name: &str, ring: RingFiles);
+
+    /// The list of images that the shim made before an unload, or when it made the ring; false if there is none. What
+    /// [`Observed::mappings`] returns is what is mapped now, or was at the exit.
+    fn listed(&mut self, before_unload: Option<u32>, out: &mut Vec<Mapping>) -> bool;
+
+    /// A list is not needed any more.
+    fn forget_list(&mut self, _before_unload: u32) {}
+
+    /// Whether it has exited.
+    fn has_exited(&self) -> bool;
+
+    /// Whether it runs another program than that of its ring. That is noticed after a delay, or at once if `is_last`.
+    fn has_left_program(&mut self, now_ns: u64, is_last: bool) -> bool;
+
+    /// Looks for processes started by this one, directly or not, that did not load the shim.
+    fn scan_without_shim(&mut self, _shim: &Path) {}
+
+    /// How many were found, by reason: one that ends between two scans is not.
+    fn without_shim(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Why this process itself runs a program without the shim, if that was found.
+    fn why_without_shim(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Allocators of this process that calls do not leave for the shim, read at its end.
+    fn unseen_allocators(&mut self) -> Vec<UnseenAllocator> {
+        Vec::new()
+    }
+
+    /// Memory of no file that was resident at most when processes without the shim were looked for, bytes.
+    fn resident_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// Number of other processes that use this directory or pass its path on, or may do so.
+    fn survivors(&self, directory: &Path) -> usize;
+
+    /// Exit status of a process that this one started; `None` while it runs.
+    fn child_end(&mut self) -> Option<ExitStatus>;
+
+    /// Name of the program that a started process ran last; of one that has ended, before another call reaps it.
+    fn last_name(&self) -> Option<String>;
+
+    /// Forwards a signal that this process got to a process that it started. The command decides how it reacts; the
+    /// recording ends when it ends.
+    fn forward_signal(&self) {}
+
+    /// Why a started process did not load the shim, and the next step, if the system knows.
+    fn why_not_loaded(&self) -> Option<String> {
+        None
+    }
+
+    /// The clock of the times in rings.
+    fn ring_clock_ns(&self) -> u64;
+}
+
+/// Reads an image list that the shim wrote. Must not block: the process can put anything in its place.
+pub(crate) fn read_image_list(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut text = Vec::new();
+    file.take(LIST_BYTES_MAX).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+// ---- Which images a process had when a sample was taken: libraries are unloaded, and others take their addresses.
+//
+// Input: the list that each sample names (`shared_memory::Allocation`), lists of the shim, and what is mapped now. Output:
+// for each time the mappings that are certain.
+
+/// Lists that are kept parsed: of threads that record at once, each may name another one.
+const PARSED_MAX: usize = 8;
+/// Lists whose files are kept: a thread that is preempted while it records names an older one.
+const FILES_MAX: usize = 256;
+
+/// The lists of a process, in the order of its samples.
+#[derive(Debug, Default)]
+pub(super) struct ImageLists {
+    /// The list from a time on, for times that have not come.
+    due: VecDeque<(u64, u32)>,
+    /// The list at the time of the current event, and the one of the last sample that was read.
+    current: u32,
+    last: u32,
+    /// Lists that samples have named and that have files, the latest last.
+    named: VecDeque<u32>,
+    parsed: VecDeque<(u32, Vec<Mapping>)>,
+    /// The latest list that was certain, and its number.
+    known: (u32, Vec<Mapping>),
+    /// What is in the first list of the program and in each one that was certain since; `None` before there was one.
+    in_all: Option<Vec<Mapping>>,
+}
+
+impl ImageLists {
+    /// Whether a sample names another list than the previous one.
+    pub(super) fn is_new(&self, images: u32) -> bool {
+        self.last != images
+    }
+
+    /// From this time on, samples name this list.
+    pub(super) fn begin_list(&mut self, at_ns: u64, images: u32) {
+        self.last = images;
+        self.due.push_back((at_ns, images));
+    }
+
+    /// From this time on, it runs another program.
+    pub(super) fn begin_program(&mut self, at_ns: u64) {
+        self.begin_list(at_ns, 0);
+        (self.known, self.in_all) = ((0, Vec::new()), None);
+        self.named.clear();
+        self.parsed.clear();
+    }
+
+    /// Sets the time of the current event.
+    pub(super) fn set_time(&mut self, at_ns: u64, process: &mut impl HeapProcess) {
+        while let Some((_, list)) = self.due.front().copied().filter(|(from_ns, _)| *from_ns <= at_ns) {
+            self.due.pop_front();
+            self.current = list;
+            if !self.named.contains(&list) {
+                self.named.push_back(list);
+            }
+            if self.named.len() > FILES_MAX
+                && let Some(oldest) = self.named.pop_front()
+            {
+                process.forget_list(oldest);
+            }
+        }
+    }
+
+    /// The mappings that are certain at the current time. `unloads`: how many the process has begun now.
+    ///
+    /// # Errors
+    /// Nothing is known.
+    pub(super) fn mappings(
+        &mut self,
+        process: &mut impl HeapProcess,
+        unloads: &dyn Fn() -> u64,
+        out: &mut Vec<Mapping>,
+    ) -> Result<(), Fault> {
+        let number = self.current;
+        // What is mapped now, if nothing was unloaded since, or else as the shim listed it.
+        let is_current = || unloads() <= u64::from(number);
+        let mut read = Err(Fault::Gone);
+        if is_current() {
+            read = process.mappings(out);
+        }
+        // Asked again: what was read may be newer.
+        let is_certain = if is_current() { read.is_ok() } else { self.listed(number, process, out) };
+        if is_certain {
+            self.known.0 = number;
+            self.known.1.clone_from(out);
+            let mut in_all = self.in_all.take().unwrap_or_else(|| {
+                let mut first = Vec::new();
+                process.listed(None, &mut first);
+                first
+            });
+            in_all.retain(|mapping| has(out, mapping));
+            self.in_all = Some(in_all);
+            return Ok(());
+        }
+        let (known, list) = &self.known;
+        if *known == number && !list.is_empty() {
+            out.clone_from(list);
+            return Ok(());
+        }
+        // The process had no room for the list, or ended before it was read: images that it had in all others and has now.
+        let mut now = Vec::new();
+        let is_read = process.mappings(&mut now).is_ok();
+        match &self.in_all {
+            Some(in_all) => out.clone_from(in_all),
+            None if process.listed(None, out) => {}
+            None => out.clear(),
+        }
+        out.retain(|mapping| !is_read || has(&now, mapping));
+        if out.is_empty() { read.and(Err(Fault::Gone)) } else { Ok(()) }
+    }
+
+    /// The list that the shim made with a number; false if there is none.
+    fn listed(&mut self, number: u32, process: &mut impl HeapProcess, out: &mut Vec<Mapping>) -> bool {
+        if let Some((_, list)) = self.parsed.iter().find(|(parsed, _)| *parsed == number) {
+            out.clone_from(list);
+            return true;
+        }
+        let is_listed = process.listed(Some(number), out);
+        if is_listed {
+            if self.parsed.len() == PARSED_MAX {
+                self.parsed.pop_front();
+            }
+            self.parsed.push_back((number, out.clone()));
+        }
+        is_listed
+    }
+}
+
+/// Whether a sorted list has a mapping.
+fn has(list: &[Mapping], mapping: &Mapping) -> bool {
+    let found = list.binary_search_by_key(&mapping.avma.start, |other| other.avma.start);
+    found.is_ok_and(|index| list[index] == *mapping)
 }

@@ -4,6 +4,9 @@
 //! Uses read and write system calls: access through a mapping would raise SIGBUS if the file was truncated.
 #![allow(unsafe_code)]
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
@@ -11,12 +14,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
 
-use super::box_pool::BoxPool;
 use super::shared_memory::{
     AARCH64, Allocation, COMMITTED, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DEFAULT_DATA_SIZE, Free, Kind,
     LostAllocations, MAGIC, Origin, PIECE_SIZE_MAX, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader,
-    SHRINK_PAGE, SIZE_CLASSES, Word, X86_64, flag, piece_size,
+    SHRINK_PAGE, SIZE_CLASSES, Word, X86_64, aarch64_register, flag, piece_size, x86_64_register,
 };
+use super::source::BoxPool;
+use crate::addr::Avma;
+use crate::arch::{self, Aarch64, Registers, UNKNOWN_REGISTER};
+use crate::clock::{Clock, RealClock};
+use crate::sources::Capture;
 
 /// Bytes per read: several of the largest records.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -485,5 +492,67 @@ fn half(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-#[cfg(test)]
-pub(crate) mod tests;
+// ---- The clock of the recording beside the one of the rings.
+
+/// Converts times of rings to those of the sampler.
+pub(super) struct RingClock {
+    sampler: RealClock,
+    /// The clock of the rings at the sampler's 0.
+    origin_ns: u64,
+}
+
+impl RingClock {
+    /// `ring_ns`: the clock of the rings now.
+    pub(super) fn new(sampler: RealClock, ring_ns: u64) -> RingClock {
+        RingClock { origin_ns: ring_ns.saturating_sub(sampler.now_ns()), sampler }
+    }
+
+    /// The sampler's clock now.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.sampler.now_ns()
+    }
+
+    /// The sampler's time at a time of the rings.
+    pub(super) fn time_ns(&self, ring_ns: u64) -> u64 {
+        ring_ns.saturating_sub(self.origin_ns)
+    }
+
+    /// The time of the rings at a time of the sampler.
+    #[cfg(all(test, target_os = "linux"))]
+    pub(super) fn ring_ns(&self, time_ns: u64) -> u64 {
+        self.origin_ns + time_ns
+    }
+}
+
+// ---- The state of an allocation's caller, from the record of the shim.
+//
+// Input: a record; output: a capture to walk.
+
+/// Fills a capture with the registers and the stack of an allocation; the program counter is the allocator's
+/// return address.
+pub(super) fn fill(capture: &mut Capture, record: &mut AllocationRecord, processor: Processor) {
+    capture.reset();
+    let known = &record.registers;
+    capture.registers = match processor {
+        Processor::Aarch64 => {
+            use aarch64_register::{PC, SP, X19, X30};
+            let mut x = [UNKNOWN_REGISTER; 31];
+            x[19..30].copy_from_slice(&known[X19..X19 + 11]);
+            x[30] = known[X30];
+            Registers::Aarch64(Aarch64 { x, sp: known[SP], pc: known[PC] })
+        }
+        Processor::X86_64 => {
+            use x86_64_register::{PC, R12, RBP, RBX, SP};
+            let mut gpr = [UNKNOWN_REGISTER; 16];
+            // rbx is number 3 in DWARF's order.
+            (gpr[3], gpr[arch::X86_64::RBP], gpr[arch::X86_64::RSP]) = (known[RBX], known[RBP], known[SP]);
+            gpr[12..16].copy_from_slice(&known[R12..R12 + 4]);
+            Registers::X86_64(arch::X86_64 { gpr, rip: known[PC], fs_base: 0 })
+        }
+    };
+    capture.stack_base = capture.registers.sp();
+    let end = Avma(capture.stack_base.0.saturating_add(record.stack.len() as u64));
+    capture.stack_limit = record.stack_ends.then_some(end);
+    // The capture's buffer is reused for a later record.
+    std::mem::swap(&mut capture.stack, &mut record.stack);
+}

@@ -3,32 +3,19 @@
 //! `perf/` and `ptrace/` are these sources, `heap/` records allocations. The files beside them are shared: /proc,
 //! files and images of a process, privileges, `launch.rs` for commands, `refusal.rs` for failed attaches.
 
-mod account;
 mod cgroup;
-mod describe;
-mod file_pages;
 mod files;
-pub(in crate::sources) mod heap;
+pub(crate) mod heap;
 mod images;
 mod launch;
-mod mapping_origin;
-mod moved_text;
-mod not_running;
-mod pe_text;
 mod perf;
 mod privileges;
 mod proc;
-mod process_descriptor;
-mod process_list;
 mod program_path;
 mod ptrace;
 mod refusal;
-mod reservation;
-mod sleeping_thread;
 mod source;
 mod sys;
-mod terminal;
-mod threads;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -42,16 +29,16 @@ use crate::sources::{
 use launch::{RequestsEnd, Spawner};
 use ptrace::Tracer;
 
-pub use account::{Account, account, is_root};
+pub use self::launch::{Account, account, is_root};
+pub use self::proc::processes;
+pub use self::proc::{check_process, remember_process};
+pub use self::refusal::{why_it_is_frozen, why_not_running, why_still_not_running};
 pub use heap::{ProbeOptions, why_no_allocations};
 pub use launch::Launch;
-pub use not_running::{why_it_is_frozen, why_not_running, why_still_not_running};
 #[cfg(test)]
 pub(crate) use perf::SimKernel;
 pub(super) use privileges::read_as;
 pub use privileges::{restrict, restrict_to_symbolizing, set_caller};
-pub use process_descriptor::{check_process, remember_process};
-pub use process_list::processes;
 pub use ptrace::LinuxTarget;
 pub use refusal::gains_rights;
 pub use source::Source;

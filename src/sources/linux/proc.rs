@@ -3,9 +3,22 @@
 //! Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_maps(5); schedstat is
 //! Documentation/scheduler/sched-stats.rst: CPU time, wait time (ns), times put on a CPU.
 
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use libc::pid_t;
+
+use super::perf::registers_of_waiting;
+use super::{images, sys};
 use crate::addr::Avma;
 use crate::binary::{Mapping, MappingKind};
-use crate::sources::Activity;
+use crate::error::{self, Error, ErrorKind};
+use crate::sources::process_name::RunningProcess;
+use crate::sources::{Activity, Capture, SleepingThread, proc_file};
 
 /// The three counters of `/proc/PID/task/TID/schedstat`. Exact for a thread that is on no CPU; for a running
 /// one, CPU time lags by up to a scheduler tick.
@@ -20,7 +33,7 @@ pub(super) struct Sched {
 }
 
 /// `/proc/PID/task/TID/schedstat`.
-pub(super) fn schedstat(text: &[u8]) -> Option<Sched> {
+pub(super) fn parse_schedstat(text: &[u8]) -> Option<Sched> {
     let mut fields = text.split(|byte| byte.is_ascii_whitespace()).map(number);
     Some(Sched { cpu_ns: fields.next()??, delay_ns: fields.next()??, switches: fields.next()?? })
 }
@@ -205,6 +218,171 @@ pub(super) fn without_deleted(path: &str) -> (&str, bool) {
     }
 }
 
+// ---- The threads of a process by /proc: listed, named.
+
+/// The scheduler counters from an open `schedstat` of any thread.
+pub(super) fn sched(schedstat: &File) -> Option<Sched> {
+    let mut buffer = [0; 96];
+    let len = schedstat.read_at(&mut buffer, 0).ok()?;
+    parse_schedstat(&buffer[..len])
+}
+
+/// The name of an existing thread.
+pub(super) fn name(pid: pid_t, tid: pid_t) -> Option<String> {
+    let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
+}
+
+/// The process of a thread and its parent, until the thread is reaped: `Tgid` and `PPid` of
+/// `/proc/TID/status`.
+pub(super) fn tgid_and_ppid(tid: pid_t) -> Option<(pid_t, pid_t)> {
+    let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let number = |key| status_value(&status, key)?.parse().ok();
+    Some((number("Tgid")?, number("PPid")?))
+}
+
+/// A thread of a process that has not exited: the first one, unless it exited before the others, as by
+/// `pthread_exit` in `main`. /proc shows memory, files and arguments of the process through it. `None`: the
+/// process has exited.
+pub(super) fn living_thread(pid: pid_t) -> Option<pid_t> {
+    let lives = |tid: &pid_t| {
+        let stat = std::fs::read(format!("/proc/{tid}/stat")).unwrap_or_default();
+        !matches!(stat_state(&stat), None | Some(b'Z' | b'X'))
+    };
+    Some(pid).filter(lives).or_else(|| list(pid).ok()?.into_iter().find(lives))
+}
+
+/// The initial stack pointer of a process's program. `None` also for a process without memory.
+pub(super) fn start_stack(pid: pid_t) -> Option<Avma> {
+    stat_start_stack(&std::fs::read(format!("/proc/{}/stat", living_thread(pid)?)).ok()?)
+}
+
+/// The tids of a process, from `/proc/PID/task`.
+pub(super) fn list(pid: pid_t) -> io::Result<Vec<pid_t>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Time that the threads of a process, of many the first ones, have waited for a CPU, nanoseconds.
+pub(super) fn delayed_ns(pid: pid_t) -> u64 {
+    const THREADS_MAX: usize = 1000;
+    let delay = |tid: pid_t| {
+        let text = std::fs::read(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
+        Some(parse_schedstat(&text)?.delay_ns)
+    };
+    list(pid).unwrap_or_default().into_iter().take(THREADS_MAX).filter_map(delay).sum()
+}
+
+// ---- The running processes with their names: `/proc/PID/comm`, `exe` and `cmdline` (proc(5)).
+
+/// Most bytes read of a command line; a process can make its own as long as it likes.
+const COMMAND_LINE_BYTES_MAX: usize = 4096;
+
+/// All other processes. The path of the executable may be missing for those of other users.
+pub fn processes() -> Vec<RunningProcess> {
+    let own = std::process::id();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| *pid != own).filter_map(process).collect()
+}
+
+/// `None` for a process that has exited.
+fn process(pid: u32) -> Option<RunningProcess> {
+    let directory = Path::new("/proc").join(pid.to_string());
+    let comm = fs::read(directory.join("comm")).ok()?;
+    let comm = String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(&comm)).into_owned();
+    let exe = fs::read_link(directory.join("exe")).map(|path| path.to_string_lossy().into_owned());
+    let command = proc_file::head(directory.join("cmdline"), COMMAND_LINE_BYTES_MAX).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command);
+    let mut words = command.split('\0');
+    let started_as = words.next().unwrap_or_default().to_owned();
+    let command = match started_as.is_empty() {
+        true => comm.clone(),
+        false => command.trim_end_matches('\0').replace('\0', " "),
+    };
+    let exe = exe.unwrap_or_default();
+    // The file was replaced while the program runs.
+    let exe = exe.strip_suffix(" (deleted)").unwrap_or(&exe).to_owned();
+    Some(RunningProcess { pid, names: vec![comm, exe, started_as], command })
+}
+
+// ---- Whether a process that was found by its name is the one that was attached to: its id may be another process's by
+// then. A descriptor (pidfd_open(2)) stays that of one process: it is opened when the name is found, and checked when
+// the process is attached to. Without one (Linux before 5.3, a seccomp filter) nothing is known.
+
+static DESCRIPTORS: Mutex<Vec<ProcessDescriptor>> = Mutex::new(Vec::new());
+
+/// A process, by its id and a descriptor.
+#[derive(Debug)]
+struct ProcessDescriptor {
+    pid: u32,
+    process: OwnedFd,
+}
+
+impl ProcessDescriptor {
+    /// Whether the id belongs to another process. One that has ended keeps its id until its parent knows.
+    fn is_replaced(&self) -> bool {
+        sys::is_reaped(&self.process) && Path::new(&format!("/proc/{}", self.pid)).exists()
+    }
+}
+
+/// Remembers the process that now has an id; the caller looks the name up once more afterwards.
+pub fn remember_process(pid: u32) {
+    let process = pid.try_into().ok().and_then(|pid| sys::open_process(pid).ok());
+    let descriptor = process.map(|process| ProcessDescriptor { pid, process });
+    DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner).extend(descriptor);
+}
+
+/// Checks that an id still belongs to the process that was remembered, if one was.
+///
+/// # Errors
+/// One line: it belongs to another one.
+pub fn check_process(pid: u32) -> error::Result<()> {
+    let processes = DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner);
+    if processes.iter().any(|process| process.pid == pid && process.is_replaced()) {
+        let why =
+            format!("the process of that name has ended, and pid {pid} is another one; run stackprof again");
+        return Err(Error::new(ErrorKind::Attach, why));
+    }
+    Ok(())
+}
+
+// ---- The registers and the stack of a waiting thread, read without a stop.
+//
+// Input: a process and one of its threads. Output: a capture of one moment. `/proc/PID/task/TID/syscall`
+// shows stack pointer and program counter of a waiting thread (proc_pid_syscall(5)), and its memory is
+// readable. It was off its CPU throughout if the scheduler's counters did not change. The other registers
+// are unknown: a walk continues if unwind rows restore them, or the instructions show the frame pointer.
+
+/// Captures up to `stack_bytes` of a thread's stack.
+pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut Capture) -> SleepingThread {
+    let path = |file: &str| format!("/proc/{pid}/task/{tid}/{file}");
+    let figures = || (fs::read(path("syscall")).ok(), fs::read(path("schedstat")).ok());
+    let before = figures();
+    let (Some(call), Some(_)) = &before else {
+        let stat = fs::read(path("stat")).ok();
+        let waits = stat.and_then(|stat| stat_state(&stat)).is_some_and(|state| state != b'R');
+        return if waits { SleepingThread::Hidden } else { SleepingThread::Awake };
+    };
+    let Some((sp, pc)) = waits_at(call) else { return SleepingThread::Awake };
+    capture.reset();
+    // With the thread's tid: the first thread may have exited, and /proc shows no memory through it.
+    let read = sys::read_memory_into(tid, sp.0, stack_bytes, &mut capture.stack);
+    if figures() != before {
+        return SleepingThread::Awake;
+    }
+    if read.is_err() {
+        return SleepingThread::Hidden;
+    }
+    // Addresses above 4 GiB are 64-bit; below may be either.
+    let stat = u32::try_from(sp.0.max(pc.0)).ok().and_then(|_| fs::read(path("stat")).ok());
+    let start_stack = stat.and_then(|stat| stat_start_stack(&stat));
+    capture.registers = registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
+    capture.stack_base = sp;
+    SleepingThread::Captured
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,11 +390,11 @@ mod tests {
     #[test]
     fn schedstat_is_three_numbers() {
         let sched = Sched { cpu_ns: 24_551_908, delay_ns: 16_060, switches: 2 };
-        assert_eq!(schedstat(b"24551908 16060 2\n"), Some(sched));
-        assert_eq!(schedstat(b"1 2\n"), None);
-        assert_eq!(schedstat(b""), None);
-        assert_eq!(schedstat(b"99999999999999999999 0 0\n"), None);
-        assert_eq!(schedstat(b"-1 0 0\n"), None);
+        assert_eq!(parse_schedstat(b"24551908 16060 2\n"), Some(sched));
+        assert_eq!(parse_schedstat(b"1 2\n"), None);
+        assert_eq!(parse_schedstat(b""), None);
+        assert_eq!(parse_schedstat(b"99999999999999999999 0 0\n"), None);
+        assert_eq!(parse_schedstat(b"-1 0 0\n"), None);
     }
 
     #[test]
@@ -298,5 +476,71 @@ mod tests {
         );
         assert_eq!(out[0].identity, (libc::makedev(0xfe, 0), 77));
         assert_eq!(without_deleted("/x (deleted)"), ("/x", true));
+    }
+}
+
+#[cfg(test)]
+mod process_list_tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_a_name_and_is_not_listed() {
+        let own = process(std::process::id()).expect("runs");
+        assert!(own.names.iter().all(|name| !name.is_empty()) && !own.command.is_empty(), "{own:?}");
+        assert!(processes().iter().all(|process| process.pid != own.pid));
+    }
+}
+
+#[cfg(test)]
+mod process_descriptor_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn the_id_of_a_process_that_ended_can_belong_to_another_one() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let process = sys::open_process(child.id().cast_signed()).unwrap();
+        let mut descriptor = ProcessDescriptor { pid: child.id(), process };
+        assert!(!descriptor.is_replaced(), "it runs");
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        // As if this process had got its id.
+        descriptor.pid = std::process::id();
+        assert!(descriptor.is_replaced());
+        descriptor.pid = u32::MAX;
+        assert!(!descriptor.is_replaced(), "nothing has the id");
+    }
+}
+
+#[cfg(test)]
+mod sleeping_thread_tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_waiting_child_has_a_stack_and_an_exited_one_none() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let mut buffer = Capture::with_capacity(0);
+        let shown = || fs::read(format!("/proc/{pid}/task/{pid}/syscall")).is_ok();
+        // It will read sooner or later; during its exec it has no readable memory.
+        let seen = loop {
+            match capture(pid, pid, 60 << 10, &mut buffer) {
+                SleepingThread::Captured if !buffer.stack.is_empty() => break SleepingThread::Captured,
+                SleepingThread::Hidden if !shown() => break SleepingThread::Hidden,
+                _ => std::thread::yield_now(),
+            }
+        };
+        match seen {
+            SleepingThread::Captured => assert_eq!(buffer.registers.sp(), buffer.stack_base),
+            // Without permission to trace the child.
+            other => assert!(!shown(), "{other:?}"),
+        }
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(capture(pid, pid, 4096, &mut buffer), SleepingThread::Awake);
     }
 }

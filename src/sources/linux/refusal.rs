@@ -4,26 +4,27 @@
 //! the actual one and the command that changes it: `facts.rs` observes, `causes.rs` is the table of causes.
 
 mod causes;
-mod facts;
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use libc::pid_t;
 
+use self::causes::Facts;
 use super::launch::Launch;
-use super::{Source, describe, proc, sys, threads};
-use crate::error::{Error, ErrorKind, io_text};
-use crate::sources::proc_file;
+use super::{Source, cgroup, images, proc, sys};
+use crate::addr::Avma;
+use crate::arch::Arch;
+use crate::error::{self, Error, ErrorKind, io_text};
 use crate::sources::target_file::{Copying, FileLocation, Patience, open_linked};
-use facts::Facts;
+use crate::sources::{Process, proc_file};
 
+pub(super) use self::causes::{Call, EventScope, SYS_PTRACE, capabilities_of};
 pub(super) use causes::Cause;
-pub(super) use facts::{Call, EventScope, SYS_PTRACE, capabilities_of};
 
 /// Why a call was refused.
 pub(super) fn cause(call: Call, errno: i32, pid: Option<pid_t>, is_launched: bool) -> Cause {
@@ -138,7 +139,7 @@ pub(super) fn find_program(program: &OsStr) -> Option<PathBuf> {
 
 /// Whether this process holds a capability.
 fn has_capability(number: u32) -> bool {
-    facts::set(&fs::read_to_string("/proc/self/status").unwrap_or_default(), "CapEff").has(number)
+    causes::set(&fs::read_to_string("/proc/self/status").unwrap_or_default(), "CapEff").has(number)
 }
 
 /// Refuses processes that cannot be attached to, except those that another process may trace.
@@ -157,7 +158,7 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
     if pid as u32 == std::process::id() {
         return Err(refuse(pid, name, "a profiler cannot stop itself; use another process's pid"));
     }
-    let living = threads::living_thread(pid);
+    let living = proc::living_thread(pid);
     // An exiting process releases its memory first.
     let is_ending = living == Some(pid) && !facts.has_memory && !facts.is_of_kernel;
     if is_ending || living.is_none() {
@@ -243,7 +244,7 @@ pub(super) fn explain_launched(command: &Launch, pid: pid_t, error: &io::Error) 
         }
         _ => io_text(error),
     };
-    Error::new(ErrorKind::Attach, format!("cannot trace {}: {why}", describe::program(command)))
+    Error::new(ErrorKind::Attach, format!("cannot trace {}: {why}", program(command)))
 }
 
 /// Refuses what cannot be recorded by ptrace, which a filter forbids. `no_samples`: why not by the kernel's samples,
@@ -258,7 +259,7 @@ pub(super) fn check_trace(source: &Source, no_samples: Option<&String>) -> Resul
     }
     let what = match source {
         Source::Attach(pid) => format!("cannot attach to pid {pid}"),
-        Source::Launch(command) => format!("cannot record {}", describe::program(command)),
+        Source::Launch(command) => format!("cannot record {}", program(command)),
         Source::Several(_) => "cannot attach".to_owned(),
     };
     let why = causes::cause(&facts);
@@ -273,7 +274,7 @@ pub(super) fn check_trace(source: &Source, no_samples: Option<&String>) -> Resul
 /// The system's error.
 pub(super) fn try_reading(pid: pid_t) -> io::Result<()> {
     // The first thread may have exited before the others.
-    let living = threads::living_thread(pid).unwrap_or(pid);
+    let living = proc::living_thread(pid).unwrap_or(pid);
     proc_file::head(format!("/proc/{living}/maps"), 1)?;
     fs::read_link(format!("/proc/{living}/root")).map(drop)
 }
@@ -307,6 +308,188 @@ fn refuse(pid: pid_t, name: Option<&str>, why: &str) -> Error {
     Error::new(ErrorKind::Attach, format!("cannot attach to pid {pid}{name}: {why}"))
 }
 
+// ---- Facts about a process before it is sampled, and messages for a command that cannot be run.
+
+/// Most bytes kept of a command line.
+const COMMAND_BYTES_MAX: usize = 64 << 10;
+
+#[cfg(target_arch = "x86_64")]
+const ARCH: Arch = Arch::X86_64;
+#[cfg(target_arch = "aarch64")]
+const ARCH: Arch = Arch::Aarch64;
+
+/// Address bits of a code pointer: 47 on x86_64; on aarch64 pointers may be signed (PAC) above the 48 bits of
+/// the usual user address space.
+#[cfg(target_arch = "x86_64")]
+const ADDRESS_MASK: u64 = u64::MAX;
+#[cfg(target_arch = "aarch64")]
+const ADDRESS_MASK: u64 = (1 << 48) - 1;
+
+/// Converts a process number to a `pid_t`.
+///
+/// # Errors
+/// No process can have this number.
+pub(super) fn process_id(pid: u32) -> error::Result<pid_t> {
+    pid_t::try_from(pid).map_err(|_| {
+        Error::new(
+            ErrorKind::Attach,
+            format!("cannot attach to pid {pid}: no process has such a number; `ps -e` lists those that run"),
+        )
+    })
+}
+
+/// The program of a command, quoted, and the user to run it, for messages.
+pub(super) fn program(command: &Launch) -> String {
+    let program = command.words.first().map(|program| program.to_string_lossy()).unwrap_or_default();
+    let user = command.account.as_ref().map(|account| format!(" as {}", account.name().display()));
+    format!("`{program}`{}", user.unwrap_or_default())
+}
+
+/// Error for a command that could not be started.
+pub(super) fn cannot_run(command: &Launch, error: &std::io::Error) -> Error {
+    let path = command.words.first().map(Path::new).filter(|path| path.components().count() > 1);
+    let is = |check: fn(&Path) -> bool| path.is_some_and(check);
+    let next = match error.raw_os_error() {
+        Some(libc::ENOENT) if is(Path::exists) => {
+            "; the file is there, but not its interpreter: see its first line, or its dynamic linker (file(1))"
+        }
+        Some(libc::EACCES) if is(Path::is_dir) => "; it is a directory: name a program in it",
+        Some(libc::ENOENT) => "; check the name or give a path",
+        Some(libc::EPERM) if command.account.is_some() => "; root here may lack CAP_SETUID or CAP_SETGID",
+        Some(libc::EACCES) if command.account.is_some() => {
+            "; that user must be able to run it and to enter its folder"
+        }
+        Some(libc::EACCES) => "; chmod +x makes it executable",
+        Some(libc::EMFILE | libc::ENFILE) => "; raise `ulimit -n`",
+        _ => "",
+    };
+    let program = program(command);
+    Error::new(ErrorKind::Attach, format!("cannot run {program}: {}{next}", io_text(error)))
+}
+
+/// The placeholder for several processes.
+pub(super) fn of_several(count: usize) -> Process {
+    let own = describe(std::process::id().cast_signed());
+    Process { pid: 0, name: format!("{count} processes"), command: String::new(), ..own }
+}
+
+/// The processor of a program with this initial stack pointer.
+pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
+    match start_stack.is_some_and(images::is_of_32_bits) {
+        true if ARCH == Arch::X86_64 => Arch::X86,
+        true => Arch::Arm,
+        false => ARCH,
+    }
+}
+
+/// Description of a traced process.
+pub(super) fn describe(pid: pid_t) -> Process {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let living = proc::living_thread(pid).unwrap_or(pid);
+    let command = proc_file::head(format!("/proc/{living}/cmdline"), COMMAND_BYTES_MAX).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    Process {
+        pid: pid.unsigned_abs(),
+        name: String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
+        command: command.trim_end().to_owned(),
+        arch: arch(proc::start_stack(pid)),
+        backend: "ptrace",
+        backend_why: String::new(),
+        cpus: sys::cpus_of(pid),
+        address_mask: ADDRESS_MASK,
+        fp_always: false,
+        cfi: true,
+        stops_interrupt_syscalls: true,
+        stops_hold_all: false,
+    }
+}
+
+// ---- Explains why a process uses no CPU time, and how to continue it.
+//
+// Input: a process. Output: part of a message. Sources: /proc and the control group.
+
+/// More CPU time than a thread needs to stop again.
+const STOPPED_CPU_NS_MAX: u64 = 1_000_000;
+/// Longest wait for a thread that gets no CPU.
+const CPU_WAIT: Duration = Duration::from_secs(10);
+
+/// The reason why no thread of a process can run, and the next step; `None` if there is none known.
+#[must_use]
+pub fn why_not_running(pid: u32) -> Option<String> {
+    let pid = pid_t::try_from(pid).ok()?;
+    let stat = |tid: pid_t| fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok();
+    let states = proc::list(pid).ok()?.into_iter().filter_map(|tid| proc::stat_state(&stat(tid)?));
+    // The first thread may have exited before the others.
+    let states: Vec<u8> = states.filter(|state| !matches!(state, b'Z' | b'X')).collect();
+    let all = |of: &[u8]| !states.is_empty() && states.iter().all(|state| of.contains(state));
+    if all(b"T") {
+        return Some(format!("it is stopped by job control; let it run: kill -CONT {pid}"));
+    }
+    if all(b"tT") {
+        let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = String::from_utf8_lossy(&status);
+        let tracer: pid_t = proc::status_value(&status, "TracerPid")?.parse().ok()?;
+        let name = proc::name(tracer, tracer).map(|name| format!(" ({name})")).unwrap_or_default();
+        return Some(format!("pid {tracer}{name} traces it and has stopped it; continue it there"));
+    }
+    if let Some(why) = why_frozen(pid) {
+        return Some(why);
+    }
+    all(b"D").then(|| {
+        "it waits in the kernel where no signal wakes it (state D), mostly for a disk or a file system"
+            .to_owned()
+    })
+}
+
+/// [`why_not_running`] for a process that was just released: a stopped thread runs once more to stop again,
+/// possibly late on a busy machine. A running thread ends the wait by its CPU time.
+#[must_use]
+pub fn why_still_not_running(pid: u32) -> Option<String> {
+    let tids = proc::list(pid_t::try_from(pid).ok()?).ok()?;
+    let read = |tid: &pid_t, name: &str| fs::read(format!("/proc/{pid}/task/{tid}/{name}"));
+    let is_ready = |tid: &pid_t| read(tid, "stat").is_ok_and(|stat| proc::stat_state(&stat) == Some(b'R'));
+    let used_ns = |tid: &pid_t| Some(proc::parse_schedstat(&read(tid, "schedstat").ok()?)?.cpu_ns);
+    let begun_ns: Vec<Option<u64>> = tids.iter().map(used_ns).collect();
+    let about_to_stop = |(tid, begun_ns): (&pid_t, &Option<u64>)| {
+        let used_ns = begun_ns.and_then(|begun_ns| used_ns(tid)?.checked_sub(begun_ns));
+        is_ready(tid) && used_ns.is_some_and(|used_ns| used_ns < STOPPED_CPU_NS_MAX)
+    };
+    let begun = Instant::now();
+    while begun.elapsed() < CPU_WAIT && tids.iter().zip(&begun_ns).any(about_to_stop) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    why_not_running(pid)
+}
+
+/// The frozen control group, and the next step; `None` if the process may run.
+#[must_use]
+pub fn why_it_is_frozen(pid: u32) -> Option<String> {
+    why_frozen(pid_t::try_from(pid).ok()?)
+}
+
+fn why_frozen(pid: pid_t) -> Option<String> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    cgroup::memberships(&groups)
+        .find_map(|(controllers, path)| frozen_group(Path::new(cgroup::MOUNTED), controllers, path))
+}
+
+/// The next step for the frozen group at `path` or above.
+fn frozen_group(mounted: &Path, controllers: &str, path: &str) -> Option<String> {
+    // Version 2 has one hierarchy, version 1 one for the freezer.
+    let (root, file, frozen, thawed) = match controllers {
+        "" => (mounted.to_owned(), "cgroup.freeze", "1", "0"),
+        "freezer" => (mounted.join("freezer"), "freezer.state", "FROZEN", "THAWED"),
+        _ => return None,
+    };
+    let groups = Path::new(path).ancestors().filter_map(|group| group.strip_prefix("/").ok());
+    groups.map(|group| root.join(group)).find_map(|group| {
+        let state = fs::read_to_string(group.join(file)).ok()?;
+        let group = group.display();
+        (state.trim() == frozen)
+            .then(|| format!("its control group is frozen; let it run: echo {thawed} > {group}/{file}"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -324,5 +507,39 @@ mod tests {
         });
         let said = thread.join().ok().flatten().unwrap_or_default();
         assert!(said.contains(&format!("use --pid {own}")), "{said}");
+    }
+}
+
+#[cfg(test)]
+mod not_running_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn frozen_groups_and_parents_are_found_in_both_versions() {
+        let mounted = tempfile::TempDir::new().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = mounted.path().join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        write("a/cgroup.freeze", "1\n");
+        write("a/b/cgroup.freeze", "0\n");
+        write("c/cgroup.freeze", "0\n");
+        write("freezer/d/freezer.state", "FROZEN\n");
+        let found = |controllers, path| frozen_group(mounted.path(), controllers, path);
+        let said = found("", "/a/b").unwrap();
+        assert!(said.starts_with("its control group is frozen; let it run: echo 0 > /"), "{said}");
+        assert!(said.ends_with("/a/cgroup.freeze"), "{said}");
+        assert_eq!((found("", "/c"), found("memory", "/a/b"), found("", "/")), (None, None, None));
+        let said = found("freezer", "/d").unwrap();
+        assert!(said.contains("echo THAWED > ") && said.ends_with("/freezer/d/freezer.state"), "{said}");
+    }
+
+    #[test]
+    fn a_running_process_has_no_reason() {
+        assert_eq!(why_not_running(std::process::id()), None);
+        assert_eq!(why_still_not_running(std::process::id()), None);
+        assert_eq!(why_not_running(u32::MAX).or_else(|| why_still_not_running(u32::MAX)), None);
     }
 }

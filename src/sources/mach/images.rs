@@ -6,13 +6,17 @@
 //! shared cache have their names in one pool of hundreds of megabytes; only the image's own names are copied.
 
 use std::ops::Range;
+use std::process::{Command, Stdio};
 
-use super::dyld::{RemoteImage, SharedCache};
+use super::dyld::{Dyld, RemoteImage, SharedCache};
 use super::kernel::MachKernel;
 use super::memory::Memory;
-use crate::binary::macho::fat::{self, ImageIdentity};
-use crate::binary::{Files as _, ImageBytes, Linkedit, OpenError};
+use crate::addr::Avma;
+use crate::binary::files::{self, Files};
+use crate::binary::macho::{self, ImageIdentity};
+use crate::binary::{ImageBytes, Linkedit, Mapping, MappingKind, OpenError};
 use crate::sources::LocalFiles;
+use crate::sources::target_file::with_local;
 
 /// Most bytes to copy of one piece of an image; and of all images together.
 const PIECE_BYTES_MAX: u64 = 64 << 20;
@@ -85,7 +89,7 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
 
 /// The image with this identity in a file.
 pub(super) fn part_of_file(path: &str, wanted: &ImageIdentity) -> Result<ImageBytes, OpenError> {
-    Ok(fat::choose(&LocalFiles.open(path)?, wanted)?)
+    Ok(macho::choose(&LocalFiles.open(path)?, wanted)?)
 }
 
 /// From the target's memory.
@@ -188,6 +192,139 @@ fn with_own_names(nlists: &[u8], mut read: impl FnMut(u64, u64) -> Option<Vec<u8
     (tables, names)
 }
 
+// ---- Code without an image: JIT code, islands of the shared cache. Input: the program counter of a running
+// thread. Output: its region. Only that region is queried; listing all regions of a task takes thousands of
+// calls and blocks its own.
+
+/// Most recorded ranges; a program with more has one heap for each function.
+const RANGES_MAX: usize = 4096;
+/// VM_PROT_EXECUTE.
+const EXECUTE: i32 = 4;
+
+/// Known ranges of executable memory, sorted by address, disjoint.
+#[derive(Debug, Default)]
+pub(super) struct Jit(Vec<Range<u64>>);
+
+impl Jit {
+    /// Queries the region at `pc` unless it is known; returns whether it is new code.
+    pub(super) fn learn(&mut self, memory: &Memory<'_>, dyld: &Dyld, pc: u64) -> bool {
+        if dyld.image_at(pc).is_some() || self.0.len() >= RANGES_MAX {
+            return false;
+        }
+        let after = self.0.partition_point(|known| known.start <= pc);
+        if after.checked_sub(1).is_some_and(|index| self.0[index].contains(&pc)) {
+            return false;
+        }
+        let Ok(region) = memory.region(pc) else {
+            return false;
+        };
+        let region_end = region.address.saturating_add(region.size);
+        if region.protection & EXECUTE == 0 || !(region.address..region_end).contains(&pc) {
+            return false;
+        }
+        // In the shared cache one region holds many images: only the part between two of them counts.
+        let images = dyld.images();
+        let above = images.partition_point(|image| image.load <= pc);
+        let below = above.checked_sub(1).map_or(0, |index| images[index].load + images[index].text_bytes());
+        let above = images.get(above).map_or(u64::MAX, |image| image.load);
+        let before = after.checked_sub(1).map_or(0, |index| self.0[index].end);
+        let next = self.0.get(after).map_or(u64::MAX, |next| next.start);
+        let range = region.address.max(below).max(before)..region_end.min(above).min(next);
+        self.0.insert(after, range);
+        true
+    }
+
+    /// Adds the ranges outside of all current images to the sorted mappings.
+    pub(super) fn add_to(&self, dyld: &Dyld, out: &mut Vec<Mapping>) {
+        let free = |range: &&Range<u64>| {
+            let above = dyld.images().partition_point(|image| image.load < range.end);
+            let below = above.checked_sub(1).map(|index| &dyld.images()[index]);
+            below.is_none_or(|image| image.load + image.text_bytes() <= range.start)
+        };
+        out.extend(self.0.iter().filter(free).map(|range| Mapping {
+            avma: Avma(range.start)..Avma(range.end),
+            file_offset: 0,
+            path: String::new(),
+            kind: MappingKind::Anonymous,
+            identity: (0, 0),
+        }));
+        out.sort_by_key(|mapping| mapping.avma.start);
+    }
+}
+
+// ---- Files of a macOS process: the file system is common to all, and Spotlight indexes dSYMs.
+
+/// Most dSYMs accepted from Spotlight for one UUID.
+const KNOWN_MAX: usize = 64;
+
+/// The files that a process sees.
+#[derive(Debug)]
+pub(super) struct MacFiles {
+    pid: u32,
+}
+
+impl MacFiles {
+    pub(super) fn new(pid: u32) -> MacFiles {
+        MacFiles { pid }
+    }
+}
+
+impl Files for MacFiles {
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        // A debug map can name thousands of object files, and macOS lets a process open 256.
+        with_local(path, true, |file, copying| file.bytes_briefly(copying))
+    }
+
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        LocalFiles.modified_s(path)
+    }
+
+    fn list(&self, directory: &str) -> Vec<String> {
+        LocalFiles.list(directory)
+    }
+
+    fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
+        let path = format!("/tmp/perf-{}.map", self.pid);
+        let content = with_local(&path, false, |file, copying| {
+            file.check_trusted(None)?;
+            file.read(files::JIT_MAP_BYTES_MAX, copying)
+        });
+        match content {
+            Err(why) if why.is_not_found() => None,
+            content => Some((path, content)),
+        }
+    }
+
+    fn open_jit_dump(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        with_local(path, false, |file, copying| {
+            file.check_trusted(None)?;
+            file.bytes(copying)
+        })
+    }
+
+    /// `mdfind` is Apple's client of the index; the only other interface needs Objective-C. Returns nothing
+    /// if it is missing or refuses.
+    fn known_by_uuid(&self, uuid: &[u8]) -> Vec<String> {
+        let Ok(uuid) = <[u8; 16]>::try_from(uuid) else { return Vec::new() };
+        let query = format!("com_apple_xcode_dsym_uuids == {}", dashed(&uuid));
+        let found = Command::new("/usr/bin/mdfind").arg(query).stdin(Stdio::null()).output();
+        let Ok(found) = found else { return Vec::new() };
+        String::from_utf8_lossy(&found.stdout).lines().take(KNOWN_MAX).map(str::to_owned).collect()
+    }
+}
+
+/// A UUID in its usual notation.
+fn dashed(uuid: &[u8; 16]) -> String {
+    let mut out = String::with_capacity(36);
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02X}"));
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,5 +368,15 @@ mod tests {
         let table = [nlist(u32::MAX, 0x0f, 1), nlist(5, 0x0f, 2)];
         let (nlists, own) = with_own_names(table.as_flattened(), |_, _| None);
         assert_eq!((nlists.len(), own), (32, vec![0, 0, 0]));
+    }
+}
+
+#[cfg(test)]
+mod files_tests {
+    use super::dashed;
+
+    #[test]
+    fn formats_uuids_with_dashes() {
+        assert_eq!(dashed(b"0123456789abcdef"), "30313233-3435-3637-3839-616263646566");
     }
 }

@@ -10,26 +10,14 @@
 //! command, for which no task port is needed.
 
 mod attach;
-mod bsd_process;
-mod clock;
 mod dyld;
-mod events;
-mod files;
 #[cfg(unix)]
 mod heap;
-mod hold;
 mod images;
-mod jit;
 pub mod kernel;
 pub mod layout;
 mod memory;
-mod on_cpu;
-mod owned_task;
-mod polls;
-mod queues;
 mod refusal;
-mod stack;
-mod state;
 mod stops;
 #[cfg(target_vendor = "apple")]
 pub(super) mod swift;
@@ -39,7 +27,7 @@ mod threads;
 #[cfg(target_vendor = "apple")]
 pub mod xnu;
 
-pub use clock::MachClock;
+pub use self::threads::MachClock;
 #[cfg(unix)]
 pub use heap::{why_no_allocations, with_heap_source};
 pub use target::MachTarget;

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 type SwiftDemangle = unsafe extern "C" fn(*const c_char, usize, *mut c_char, *mut usize, u32) -> *mut c_char;
 
 /// The readable form of a Swift name; `None` for other names, or without a Swift runtime.
-pub(in crate::sources) fn demangle(name: &str) -> Option<String> {
+pub(crate) fn demangle(name: &str) -> Option<String> {
     static RUNTIME: OnceLock<Option<SwiftDemangle>> = OnceLock::new();
     let demangle = (*RUNTIME.get_or_init(find))?;
     // SAFETY: the name is readable for its length, and the nulls request a new buffer.

@@ -8,10 +8,10 @@
 use hashbrown::HashMap;
 
 use super::kernel::{Kern, KernReturn, MachKernel, StateFlavor, TaskPort, ThreadPort};
-use super::memory::Memory;
-use super::stack::Stack;
-use super::state;
+use super::memory::{Memory, Stack};
 use crate::addr::Avma;
+use crate::arch::{Aarch64, Arch, Registers, X86_64};
+use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Fault, Process, StopOutcome, ThreadId, ThreadStatus};
 
 /// Counts of the flavors, in words (see `layout.rs`).
@@ -117,7 +117,7 @@ impl Thread {
         if self.has_gone {
             return StopOutcome::Unreadable("thread ended before it was stopped");
         }
-        let StateFlavor { flavor, count: wanted } = state::flavor(process.arch);
+        let StateFlavor { flavor, count: wanted } = flavor(process.arch);
         let (mut words, mut count) = ([0; StateFlavor::COUNT_MAX], wanted);
         match memory.kernel.thread_get_state(self.port, flavor, &mut words, &mut count) {
             Ok(()) if count >= wanted => {}
@@ -127,7 +127,7 @@ impl Thread {
             }
             _ => return StopOutcome::Unreadable("registers could not be read"),
         }
-        capture.registers = state::registers(process.arch, &words, process.address_mask);
+        capture.registers = registers(process.arch, &words, process.address_mask);
         let sp = capture.registers.sp().0;
         let stack_bytes = capture.stack.len();
         let from = self.stack.red_zone(sp);
@@ -353,5 +353,219 @@ impl Threads {
         let thread = self.by_id.get(&id).filter(|thread| !thread.has_gone)?;
         let info = kernel.thread_extended_info(thread.port, EXTENDED_COUNT).ok()?;
         Some(info.name).filter(|name| !name.is_empty())
+    }
+}
+
+// ---- The label of the dispatch queue that a thread works for.
+//
+// Input: a thread's `dispatch_qaddr`. Output: a label. libdispatch publishes the offset of the label in a
+// queue for debuggers: `dispatch_queue_offsets`, an array of 16-bit numbers (libdispatch
+// src/queue_internal.h; lldb's SystemRuntimeMacOSX reads it in the same way).
+
+/// Name of the array in the exports of libdispatch.
+pub(super) const OFFSETS_SYMBOL: &[u8] = b"_dispatch_queue_offsets";
+/// File name of libdispatch.
+pub(super) const LIBRARY: &str = "/libdispatch.dylib";
+
+/// First version with a pointer to the label's text.
+const FIRST_VERSION: u16 = 4;
+const POINTER_BYTES: u16 = 8;
+const LABEL_BYTES_MAX: usize = 256;
+
+/// Offset of the label in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LabelOffset(u16);
+
+/// Reads the offset of labels from the array at `offsets_avma`.
+pub(super) fn label_offset(memory: &Memory<'_>, offsets_avma: u64) -> Option<LabelOffset> {
+    // version, label, label_size
+    let bytes: [u8; 6] = memory.array(offsets_avma).ok()?;
+    let number = |index: usize| u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]);
+    (number(0) >= FIRST_VERSION && number(2) == POINTER_BYTES).then_some(LabelOffset(number(1)))
+}
+
+/// The label of the queue that a thread currently works for.
+pub(super) fn label(memory: &Memory<'_>, thread: &Thread, offset: LabelOffset) -> Option<String> {
+    let queue = memory.word(thread.dispatch_queue()?).ok().filter(|queue| *queue != 0)?;
+    let text = memory.word(queue.checked_add(offset.0.into())?).ok().filter(|text| *text != 0)?;
+    memory.text(text, LABEL_BYTES_MAX).ok().filter(|label| !label.is_empty())
+}
+
+// ---- Converts the words of a thread state to registers.
+//
+// x86_THREAD_STATE64 and ARM_THREAD_STATE64 (osfmk/mach/i386/_structs.h, osfmk/mach/arm/_structs.h): 64-bit
+// little-endian fields in pairs of words. If this program and the target are both built for arm64e, the
+// kernel signs pc, lr, fp and sp (osfmk/arm64/status.c): sp is stripped here, since stacks are read by it,
+// the others by the walker, which finds signed ones on stacks, too.
+
+/// The state flavor of an architecture's general registers. Supported kernels are 64-bit, and 32-bit programs
+/// are refused.
+pub(super) fn flavor(arch: Arch) -> StateFlavor {
+    match arch {
+        Arch::X86_64 | Arch::X86 => StateFlavor::X86_64,
+        Arch::Aarch64 | Arch::Arm => StateFlavor::ARM64,
+    }
+}
+
+/// The registers in a state of [`flavor`]; `address_mask` has the bits of an address.
+pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::COUNT_MAX], address_mask: u64) -> Registers {
+    let word = |index: usize| u64::from(state[2 * index]) | u64::from(state[2 * index + 1]) << 32;
+    match arch {
+        // rax rbx rcx rdx rdi rsi rbp rsp r8..r15 rip rflags cs fs gs, here by DWARF number.
+        Arch::X86_64 | Arch::X86 => Registers::X86_64(X86_64 {
+            gpr: [
+                word(0),
+                word(3),
+                word(2),
+                word(1),
+                word(5),
+                word(4),
+                word(6),
+                word(7),
+                word(8),
+                word(9),
+                word(10),
+                word(11),
+                word(12),
+                word(13),
+                word(14),
+                word(15),
+            ],
+            rip: word(16),
+            // Thread-local storage is addressed through gs, and the state lacks its base.
+            fs_base: 0,
+        }),
+        // x0..x28, fp, lr, sp, pc.
+        Arch::Aarch64 | Arch::Arm => {
+            let sp = word(31) & address_mask;
+            Registers::Aarch64(Aarch64 { x: std::array::from_fn(word), sp, pc: word(32) })
+        }
+    }
+}
+
+// ---- Time in ticks of `mach_absolute_time`, as nanoseconds.
+//
+// Input: ticks. Output: nanoseconds. A tick is 125/3 ns on Apple silicon and 1 ns on Intel
+// (`mach_timebase_info`, read once). The sampler and the waits between ticks use this clock.
+
+/// A clock over the kernel's ticks, with an origin shared by all instances.
+#[derive(Clone, Copy)]
+pub struct MachClock<'k> {
+    kernel: &'k dyn MachKernel,
+    numer: u64,
+    denom: u64,
+}
+
+impl<'k> MachClock<'k> {
+    /// The clock of a kernel.
+    #[must_use]
+    pub fn new(kernel: &'k dyn MachKernel) -> MachClock<'k> {
+        let (numer, denom) = match kernel.timebase() {
+            (0, _) | (_, 0) => (1, 1),
+            known => known,
+        };
+        MachClock { kernel, numer: numer.into(), denom: denom.into() }
+    }
+
+    /// Waits until `at_ns` of this clock. Returns at once if the system refuses to wait.
+    pub(super) fn wait_until_ns(&self, at_ns: u64) {
+        // Rounded up: a deadline must not come early.
+        let ticks = (u128::from(at_ns) * u128::from(self.denom)).div_ceil(u128::from(self.numer));
+        let deadline = u64::try_from(ticks).unwrap_or(u64::MAX);
+        while self.kernel.wait_until(deadline) == Err(KernReturn::Aborted) && self.now_ns() < at_ns {}
+    }
+}
+
+impl Clock for MachClock<'_> {
+    fn now_ns(&self) -> u64 {
+        let ticks = self.kernel.absolute_time();
+        // Multiplied first: 125/3 is no whole number.
+        u64::try_from(u128::from(ticks) * u128::from(self.numer) / u128::from(self.denom)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Waits for ticks, and how late the waits ended.
+pub(super) struct TickTimer<'k> {
+    clock: MachClock<'k>,
+    /// Total time by which waits ended after the tick.
+    overslept_ns: u64,
+    qos_requested: bool,
+}
+
+impl<'k> TickTimer<'k> {
+    pub(super) fn new(kernel: &'k dyn MachKernel) -> TickTimer<'k> {
+        TickTimer { clock: MachClock::new(kernel), overslept_ns: 0, qos_requested: false }
+    }
+
+    pub(super) fn clock(&self) -> MachClock<'k> {
+        self.clock
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    pub(super) fn overslept_ns(&self) -> u64 {
+        self.overslept_ns
+    }
+
+    /// Requests to be woken in time, once, for the sampling thread. A thread of background QoS is woken up to
+    /// 100 ms late. A refusal is harmless: ticks then arrive late.
+    pub(super) fn request_qos(&mut self) {
+        if !std::mem::replace(&mut self.qos_requested, true) {
+            let _ = self.clock.kernel.request_interactive_qos();
+        }
+    }
+
+    /// Waits until `due_ns`, which is not after the tick at `tick_ns`.
+    pub(super) fn wait_until_ns(&mut self, due_ns: u64, tick_ns: u64) {
+        self.clock.wait_until_ns(due_ns);
+        let late_ns = self.now_ns().saturating_sub(tick_ns);
+        self.overslept_ns = self.overslept_ns.saturating_add(late_ns);
+    }
+}
+
+#[cfg(test)]
+mod state_tests {
+    use super::*;
+
+    /// A state with each word set to its index.
+    fn numbered() -> [u32; StateFlavor::COUNT_MAX] {
+        std::array::from_fn(|index| index as u32)
+    }
+
+    fn at(offset: usize) -> u64 {
+        let word = offset as u64 / 4;
+        word | (word + 1) << 32
+    }
+
+    #[test]
+    fn register_offsets_match_the_headers() {
+        let Registers::X86_64(x86) = registers(Arch::X86_64, &numbered(), u64::MAX) else {
+            panic!("another processor")
+        };
+        assert_eq!(x86.rip, at(128));
+        let dwarf =
+            [(0, 0), (1, 24), (2, 16), (3, 8), (4, 40), (5, 32), (X86_64::RBP, 48), (X86_64::RSP, 56)];
+        for (number, offset) in dwarf.into_iter().chain((8..16).map(|number| (number, number * 8))) {
+            assert_eq!(x86.gpr[number], at(offset), "register {number}");
+        }
+        let Registers::Aarch64(arm) = registers(Arch::Aarch64, &numbered(), u64::MAX) else {
+            panic!("another processor")
+        };
+        assert_eq!((arm.x[0], arm.x[28]), (at(0), at(224)));
+        assert_eq!(
+            (arm.x[Aarch64::FP], arm.x[Aarch64::LR], arm.sp, arm.pc),
+            (at(232), at(240), at(248), at(256))
+        );
+    }
+
+    #[test]
+    fn only_an_arm64_stack_pointer_may_be_signed() {
+        const MASK: u64 = (1 << 47) - 1;
+        let arm = registers(Arch::Aarch64, &[u32::MAX; StateFlavor::COUNT_MAX], MASK);
+        assert_eq!((arm.sp().0, arm.pc().0), (MASK, u64::MAX));
+        let x86 = registers(Arch::X86_64, &[u32::MAX; StateFlavor::COUNT_MAX], MASK);
+        assert_eq!(x86.sp().0, u64::MAX);
     }
 }

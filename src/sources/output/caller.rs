@@ -146,7 +146,7 @@ fn named_groups(uid: u32, gid: u32) -> Option<Vec<u32>> {
 }
 
 /// The user that owns file access in this thread.
-pub(in crate::sources) fn file_uid() -> u32 {
+pub(crate) fn file_uid() -> u32 {
     system::file_uid()
 }
 

@@ -52,11 +52,11 @@ pub(crate) mod hook {
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    pub(in super::super) fn is_named_only() -> bool {
+    pub(crate) fn is_named_only() -> bool {
         NAMED_ONLY.with(|place| *place.borrow())
     }
 
-    pub(in super::super) fn reached(step: Step) {
+    pub(crate) fn reached(step: Step) {
         // Removed during the call: a hook may write files itself.
         let hook = HOOK.with(|place| place.borrow_mut().take());
         if let Some(mut hook) = hook {

@@ -94,7 +94,7 @@ pub(super) fn open(
 /// All reasons without a number, in a fixed order.
 fn reasons() -> impl Iterator<Item = OpenError> {
     let of_kernel = file_system::OF_KERNEL.iter().map(|(_, why)| OpenError::Because(why));
-    [LEASED, super::resolve::OPEN_DIRECTORY].into_iter().chain(of_kernel)
+    [LEASED, super::linux::OPEN_DIRECTORY].into_iter().chain(of_kernel)
 }
 
 fn in_child(
@@ -256,9 +256,9 @@ fn receive(from: &mut UnixStream) -> Result<(Answer, Option<File>), OpenError> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use super::super::linux::Links;
     use super::*;
     use crate::sources::target_file::linux::own_root;
-    use crate::sources::target_file::resolve::Links;
 
     fn opened(path: &'static str, may_hang: bool) -> Result<Vec<u8>, String> {
         let copying = Copying::default();

@@ -3,11 +3,21 @@
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::wait::Copying;
+use super::{FileLocation, Patience};
 use crate::binary::map::Map;
-use crate::binary::{ImageBytes, OpenError};
+use crate::binary::{Files, ImageBytes, OpenError};
+
+#[cfg(not(target_os = "linux"))]
+use crate::binary::files;
+
+#[cfg(target_os = "linux")]
+use super::Links;
 
 /// Longest file that is mapped: longer ones are sparse, meant to be read for hours.
 const MAPPED_BYTES_MAX: u64 = 32 << 30;
@@ -25,13 +35,13 @@ static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// File status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::sources) struct About {
+pub(crate) struct About {
     /// Device and inode.
-    pub(in crate::sources) identity: (u64, u64),
+    pub(crate) identity: (u64, u64),
     /// Modification time, in seconds since 1970.
-    pub(in crate::sources) modified_s: i64,
+    pub(crate) modified_s: i64,
     /// Change time of the inode, seconds and nanoseconds.
-    pub(in crate::sources) changed: (i64, i64),
+    pub(crate) changed: (i64, i64),
     pub(super) length: u64,
     pub(super) owner: u32,
     pub(super) mode: u32,
@@ -54,7 +64,7 @@ impl From<&Metadata> for About {
 
 /// A regular file of a target, open for reading.
 #[derive(Debug)]
-pub(in crate::sources) struct TargetFile {
+pub(crate) struct TargetFile {
     pub(super) file: File,
     pub(super) about: About,
     /// Its pages may never arrive: it is copied.
@@ -66,18 +76,18 @@ pub(in crate::sources) struct TargetFile {
 
 impl TargetFile {
     /// Its status when it was opened.
-    pub(in crate::sources) fn about(&self) -> &About {
+    pub(crate) fn about(&self) -> &About {
         &self.about
     }
 
     /// Its current status; for a copy, the status after copying.
     #[cfg(target_os = "linux")]
-    pub(in crate::sources) fn about_now(&self) -> io::Result<About> {
+    pub(crate) fn about_now(&self) -> io::Result<About> {
         if self.is_copy { Ok(self.about) } else { Ok(About::from(&self.file.metadata()?)) }
     }
 
     /// Its bytes, for long use.
-    pub(in crate::sources) fn bytes(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
+    pub(crate) fn bytes(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
         self.check_length()?;
         match self.may_hang {
             true => self.copy(copying),
@@ -86,7 +96,7 @@ impl TargetFile {
     }
 
     /// Its bytes, without keeping the file open.
-    pub(in crate::sources) fn bytes_briefly(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
+    pub(crate) fn bytes_briefly(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
         self.check_length()?;
         match self.may_hang {
             true => self.copy(copying),
@@ -109,7 +119,7 @@ impl TargetFile {
     }
 
     /// Its current content, up to `bytes_max`: it may be written to meanwhile.
-    pub(in crate::sources) fn read(&self, bytes_max: u64, copying: &Copying) -> Result<Vec<u8>, OpenError> {
+    pub(crate) fn read(&self, bytes_max: u64, copying: &Copying) -> Result<Vec<u8>, OpenError> {
         if self.about.length > bytes_max {
             return Err(OpenError::TooLong { bytes_max });
         }
@@ -122,7 +132,7 @@ impl TargetFile {
 
     /// Its first bytes.
     #[cfg(target_os = "linux")]
-    pub(in crate::sources) fn head<const BYTES: usize>(&self) -> Result<[u8; BYTES], OpenError> {
+    pub(crate) fn head<const BYTES: usize>(&self) -> Result<[u8; BYTES], OpenError> {
         let mut head = [0; BYTES];
         (&self.file).read_exact(&mut head)?;
         Ok(head)
@@ -130,7 +140,7 @@ impl TargetFile {
 
     /// Checks that names may be taken from it for code of a process of this user (`None`: any): only that
     /// user and root may have written it.
-    pub(in crate::sources) fn check_trusted(&self, user: Option<u32>) -> Result<(), OpenError> {
+    pub(crate) fn check_trusted(&self, user: Option<u32>) -> Result<(), OpenError> {
         let owner = self.about.owner;
         if user.is_some_and(|user| ![0, user].contains(&owner)) {
             // Anybody can write to /tmp; perf checks the owner, too.
@@ -149,4 +159,92 @@ impl TargetFile {
 /// The error of a non-blocking open.
 pub(super) fn cannot_open(error: io::Error) -> OpenError {
     if error.kind() == io::ErrorKind::WouldBlock { LEASED } else { error.into() }
+}
+
+// ---- Files that a target names, where it shares the profiler's file system: gdb stubs, macOS, and this system's
+// debug files for programs in containers.
+
+/// Record of files that did not answer.
+static PATIENCE: LazyLock<Patience> = LazyLock::new(Patience::default);
+
+/// The files as this process sees them.
+#[derive(Debug, Default)]
+pub struct LocalFiles;
+
+impl Files for LocalFiles {
+    fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        with_local(path, true, |file, copying| file.bytes(copying))
+    }
+
+    fn modified_s(&self, path: &str) -> Option<u64> {
+        with_local(path, true, |file, _| Ok(u64::try_from(file.about().modified_s).ok())).ok()?
+    }
+
+    fn list(&self, directory: &str) -> Vec<String> {
+        let path = absolute(directory);
+        let listed = PATIENCE.wait_for(FileLocation::Directory(path.clone()), move |_| Ok(list(&path)));
+        listed.unwrap_or_default()
+    }
+}
+
+/// Applies `body` to a regular file, in a thread that may hang. Unless all links are followed, those of other
+/// users are not.
+pub(crate) fn with_local<T: Send + 'static>(
+    path: &str,
+    all_links: bool,
+    work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
+) -> Result<T, OpenError> {
+    wait_for(&PATIENCE, path, all_links, work)
+}
+
+fn wait_for<T: Send + 'static>(
+    patience: &Patience,
+    path: &str,
+    all_links: bool,
+    work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
+) -> Result<T, OpenError> {
+    let path = absolute(path);
+    patience.wait_for(FileLocation::of(&path), move |copying| work(open(&path, all_links, copying)?, copying))
+}
+
+/// Reads files with the rights of the thread that reads first.
+pub(crate) struct LocalReader(Patience);
+
+impl LocalReader {
+    pub(crate) fn new() -> LocalReader {
+        LocalReader(Patience::with_own_workers())
+    }
+
+    /// Content, and device and inode, of a regular file. Unless all links are followed, those of other users are
+    /// not.
+    pub(crate) fn read(&self, path: &str, all_links: bool) -> Result<(ImageBytes, (u64, u64)), OpenError> {
+        wait_for(&self.0, path, all_links, |file, copying| Ok((file.bytes(copying)?, file.about().identity)))
+    }
+}
+
+fn absolute(path: &str) -> String {
+    let absolute = std::path::absolute(Path::new(path)).unwrap_or_else(|_| PathBuf::from(path));
+    absolute.into_os_string().into_string().unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(target_os = "linux")]
+fn open(path: &str, all_links: bool, copying: &Copying) -> Result<TargetFile, OpenError> {
+    let links = if all_links { Links::All } else { Links::OfUser(crate::sources::output::file_uid()) };
+    super::own_root()?.open(path, links, copying)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open(path: &str, all_links: bool, _copying: &Copying) -> Result<TargetFile, OpenError> {
+    super::plain::open(Path::new(path), all_links)
+}
+
+#[cfg(target_os = "linux")]
+fn list(path: &str) -> Vec<String> {
+    super::own_root().map_or_else(|_| Vec::new(), |root| root.list(path))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn list(path: &str) -> Vec<String> {
+    let path = Path::new(path);
+    if std::fs::metadata(path).is_ok_and(|meta| meta.is_dir()) { files::list(path) } else { Vec::new() }
 }

@@ -7,7 +7,6 @@
 //! never arrive; or in a forked child if a hanging thread could not be ended (`child_process.rs`). Not for files that
 //! the user names, nor for files of /proc that the profiler names.
 
-mod local_files;
 mod own_tid;
 mod wait;
 
@@ -20,16 +19,14 @@ mod file_system;
 mod linux;
 #[cfg(not(target_os = "linux"))]
 mod plain;
-#[cfg(target_os = "linux")]
-mod resolve;
 
+pub use self::file::LocalFiles;
+pub(super) use self::file::{LocalReader, with_local};
+#[cfg(target_os = "linux")]
+pub(super) use self::linux::Links;
 pub(super) use file::TargetFile;
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Root, open_linked, own_root};
-pub use local_files::LocalFiles;
-pub(super) use local_files::{LocalReader, with_local};
-#[cfg(target_os = "linux")]
-pub(super) use resolve::Links;
 #[cfg(target_os = "linux")]
 pub(super) use wait::end_idle_workers;
 pub(super) use wait::{Copying, FileLocation, Patience};

@@ -34,7 +34,7 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// Location of a file operation: those known to hang are not tried again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::sources) enum FileLocation {
+pub(crate) enum FileLocation {
     /// The device of a mapped file, as the kernel states it.
     #[cfg(any(target_os = "linux", test))]
     Device(u64),
@@ -44,14 +44,14 @@ pub(in crate::sources) enum FileLocation {
 
 impl FileLocation {
     /// The directory of a path.
-    pub(in crate::sources) fn of(path: &str) -> FileLocation {
+    pub(crate) fn of(path: &str) -> FileLocation {
         FileLocation::Directory(path.rsplit_once('/').map_or("", |(directory, _)| directory).to_owned())
     }
 }
 
 /// Places that hung among the files of one process, and the total wait for them.
 #[derive(Debug)]
-pub(in crate::sources) struct Patience {
+pub(crate) struct Patience {
     workers: &'static Workers,
     waited_ms: AtomicU64,
     silent: Mutex<HashSet<FileLocation>>,
@@ -73,7 +73,7 @@ impl Patience {
     ///
     /// # Errors
     /// [`OpenError::NoAnswer`], or the error of the operation.
-    pub(in crate::sources) fn wait_for<T: Send + 'static>(
+    pub(crate) fn wait_for<T: Send + 'static>(
         &self,
         place: FileLocation,
         work: impl FnOnce(&Copying) -> Result<T, OpenError> + Send + 'static,
@@ -93,7 +93,7 @@ impl Patience {
 
 /// Set by an operation before it reads a whole file.
 #[derive(Clone, Debug, Default)]
-pub(in crate::sources) struct Copying(Arc<AtomicBool>);
+pub(crate) struct Copying(Arc<AtomicBool>);
 
 impl Copying {
     /// Notes that the file is read as a whole from now on.
@@ -196,7 +196,7 @@ impl Workers {
 
 /// Ends idle workers: later ones have the privileges of the thread that starts them.
 #[cfg(target_os = "linux")] // on other systems all threads have the same privileges
-pub(in crate::sources) fn end_idle_workers() {
+pub(crate) fn end_idle_workers() {
     WORKERS.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 

@@ -3,4 +3,3 @@
 
 pub mod browser;
 pub mod loopback;
-pub mod private_file;

@@ -10,17 +10,13 @@
 //!
 //! Format: DWARF 2 to 5 (<https://dwarfstd.org>), through `gimli`.
 
-mod budget;
 mod debug;
-mod index;
-mod lines;
 mod names;
-mod split;
 mod unit;
 mod walk;
 
-pub use budget::INLINED_MAX;
+pub use self::debug::SplitFiles;
+pub use self::unit::INLINED_MAX;
+pub use self::unit::{Index, Job};
 pub use debug::{Chain, Debug, DwarfParts, LineInfo, Sections};
-pub use index::{Index, Job};
 pub use names::{Texts, TextsShared};
-pub use split::SplitFiles;

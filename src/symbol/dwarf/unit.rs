@@ -5,13 +5,13 @@
 //! rarely needed.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use gimli::{
-    Abbreviations, AttributeValue, DebugAbbrev, DebugAbbrevOffset, DebugAddrBase, DebugLineOffset,
-    DebugLocListsBase, DebugRngListsBase, DebugStrOffsetsBase, UnitHeader, UnitType, constants as c,
+    Abbreviations, AttributeValue, DebugAbbrev, DebugAbbrevOffset, DebugAddrBase, DebugInfoOffset,
+    DebugLineOffset, DebugLocListsBase, DebugRngListsBase, DebugStrOffsetsBase, EndianSlice, LittleEndian,
+    Section as _, UnitHeader, UnitType, constants as c,
 };
-
-use super::budget::{Budget, Dwarf, Result, Slice};
 
 /// Abbreviations are searched in this many bytes first; real tables have a few thousand.
 const ABBREVIATION_BYTES: usize = 8 * 1024;
@@ -47,7 +47,7 @@ impl<'a> PcAttributes<'a> {
         unit: &Unit<'a>,
         budget: &Budget<'_>,
         mut each: impl FnMut(u64, u64),
-    ) -> Result<()> {
+    ) -> DwarfResult<()> {
         if let Some(ranges) = self.ranges {
             let Some(mut list) = dwarf.attr_ranges(unit, ranges)? else { return Ok(()) };
             while let Some(range) = list.next()? {
@@ -88,7 +88,7 @@ impl Abbrevs {
         dwarf: &Dwarf<'_>,
         at: DebugAbbrevOffset,
         budget: &Budget<'_>,
-    ) -> Result<Arc<Abbreviations>> {
+    ) -> DwarfResult<Arc<Abbreviations>> {
         use gimli::Section as _;
         let section = dwarf.debug_abbrev.reader().slice();
         let key = (section.as_ptr().addr(), at.0);
@@ -122,7 +122,7 @@ pub(super) fn open<'a>(
     header: UnitHeader<Slice<'a>>,
     abbrevs: &mut Abbrevs,
     budget: &Budget<'_>,
-) -> Result<OpenUnit<'a>> {
+) -> DwarfResult<OpenUnit<'a>> {
     let abbreviations = abbrevs.get(dwarf, header.debug_abbrev_offset(), budget)?;
     let encoding = header.encoding();
     let mut unit = Unit {
@@ -176,4 +176,184 @@ pub(super) fn open<'a>(
         unit.low_pc = dwarf.attr_address(&unit, low)?.unwrap_or(0);
     }
     Ok(OpenUnit { tag: root.tag(), unit, pc, name, comp_dir, line, dwo_name })
+}
+
+// ---- Types for reading DWARF: sections in gimli's form, the budget of work that a file may cause, and the error
+// type.
+
+/// Bytes of a section.
+pub(crate) type Slice<'a> = EndianSlice<'a, LittleEndian>;
+/// The sections of a file in gimli's form.
+pub(crate) type Dwarf<'a> = gimli::Dwarf<Slice<'a>>;
+
+/// Limit on functions at one address; the deepest in real programs are some fifty.
+pub const INLINED_MAX: usize = 256;
+
+/// Bytes of text per step: it is searched and copied by words.
+pub(super) const TEXT_BYTES_PER_STEP: u64 = 16;
+
+/// The reason why a part of a file was skipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DwarfError {
+    /// Malformed data.
+    Malformed(gimli::Error),
+    /// The [`Budget`] is spent.
+    BudgetUsedUp,
+}
+
+impl From<gimli::Error> for DwarfError {
+    fn from(error: gimli::Error) -> DwarfError {
+        DwarfError::Malformed(error)
+    }
+}
+
+/// Data read, or the reason why not.
+pub(super) type DwarfResult<T> = std::result::Result<T, DwarfError>;
+
+/// The remaining work that a file may cause.
+#[derive(Clone, Copy)]
+pub(super) struct Budget<'a>(pub(super) &'a AtomicU64);
+
+impl Budget<'_> {
+    /// Spends steps; [`DwarfError::BudgetUsedUp`] if none are left.
+    pub(super) fn spend(&self, steps: u64) -> DwarfResult<()> {
+        let left = self.0.load(Ordering::Relaxed);
+        // Threads may spend the same steps: the limit need not be exact.
+        self.0.store(left.saturating_sub(steps), Ordering::Relaxed);
+        if left > steps { Ok(()) } else { Err(DwarfError::BudgetUsedUp) }
+    }
+}
+
+// ---- Assigns the requested addresses to units.
+//
+// Input: the headers of all units, hostile. Output: a job for each unit with addresses, by `.debug_aranges` if it
+// contains the unit, else by the unit's first entry.
+
+/// The relevant units of a file.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// Offsets of all units, ascending: entries refer to those of other units.
+    pub(super) units: Vec<usize>,
+    /// The units with addresses.
+    pub(super) jobs: Vec<Job>,
+}
+
+/// A unit with the addresses in its code.
+#[derive(Debug)]
+pub struct Job {
+    /// Offset of the unit.
+    pub(super) unit: usize,
+    /// Amount of data to read, in bytes.
+    pub weight: u64,
+    /// Indices of the addresses, ascending.
+    pub(super) wanted: Vec<u32>,
+}
+
+/// Addresses `first..end` may be in a unit.
+struct Claim {
+    unit: usize,
+    first: usize,
+    end: usize,
+}
+
+impl Index {
+    /// Limited to `claims_max` address ranges: in malicious files units may share their ranges.
+    pub(super) fn build(
+        dwarf: &Dwarf<'_>,
+        wanted: &[u64],
+        code_start: u64,
+        claims_max: usize,
+        budget: &Budget<'_>,
+    ) -> Index {
+        let mut claims = Vec::new();
+        let mut claim = |unit: usize, begin: u64, end: u64| {
+            let first = wanted.partition_point(|address| *address < begin);
+            let end = first + wanted[first..].partition_point(|address| *address < end);
+            // Code dropped by the linker keeps its entries, at addresses from 0.
+            if first < end && begin >= code_start && claims.len() < claims_max {
+                claims.push(Claim { unit, first, end });
+            }
+        };
+        let in_aranges = aranges(dwarf, &mut claim);
+        let mut units = Vec::new();
+        let mut abbrevs = Abbrevs::default();
+        let mut headers = dwarf.units();
+        while let Ok(Some(header)) = headers.next() {
+            let Some(DebugInfoOffset(offset)) = header.debug_info_offset() else { continue };
+            units.push(offset);
+            let has_code = matches!(header.type_(), UnitType::Compilation | UnitType::Skeleton(_));
+            if !has_code || in_aranges.binary_search(&offset).is_ok() {
+                continue;
+            }
+            // A malformed unit loses itself, not the units after it.
+            let Ok(opened) = open(dwarf, header, &mut abbrevs, budget) else { continue };
+            if matches!(opened.tag, c::DW_TAG_compile_unit | c::DW_TAG_skeleton_unit) {
+                let pc = opened.pc;
+                let _ = pc.each(dwarf, &opened.unit, budget, |begin, end| claim(offset, begin, end));
+            }
+        }
+        // `.debug_aranges` may refer to offsets that are no unit, many of them with the same entries.
+        claims.retain(|claim| units.binary_search(&claim.unit).is_ok());
+        let jobs = assign(claims, wanted.len(), &units, dwarf.debug_info.reader().len());
+        Index { units, jobs }
+    }
+}
+
+/// Claims the addresses of the units in `.debug_aranges`; returns those units, sorted.
+fn aranges(dwarf: &Dwarf<'_>, claim: &mut impl FnMut(usize, u64, u64)) -> Vec<usize> {
+    let mut units = Vec::new();
+    let mut headers = dwarf.debug_aranges.headers();
+    while let Ok(Some(header)) = headers.next() {
+        let DebugInfoOffset(unit) = header.debug_info_offset();
+        let mut entries = header.entries();
+        let mut any = false;
+        while let Ok(Some(entry)) = entries.next() {
+            let range = entry.range();
+            any |= range.begin < range.end;
+            claim(unit, range.begin, range.end);
+        }
+        // Some compilers write a header without entries.
+        if any {
+            units.push(unit);
+        }
+    }
+    units.sort_unstable();
+    units.dedup();
+    units
+}
+
+/// Assigns each address to the first unit that claims it, like llvm-symbolizer.
+fn assign(mut claims: Vec<Claim>, wanted: usize, units: &[usize], info_bytes: usize) -> Vec<Job> {
+    claims.sort_unstable_by_key(|claim| (claim.unit, claim.first));
+    // For each address the next free one: claims may overlap arbitrarily.
+    let mut next: Vec<u32> = (0..=wanted as u32).collect();
+    let mut free_from = |mut at: u32, taken: bool| {
+        if taken {
+            next[at as usize] = at + 1;
+        }
+        while next[at as usize] != at {
+            let after = next[next[at as usize] as usize];
+            next[at as usize] = after;
+            at = after;
+        }
+        at
+    };
+    let mut jobs: Vec<Job> = Vec::new();
+    for group in claims.chunk_by(|a, b| a.unit == b.unit) {
+        let mut mine = Vec::new();
+        for claim in group {
+            let mut at = free_from(claim.first as u32, false);
+            while (at as usize) < claim.end {
+                mine.push(at);
+                at = free_from(at, true);
+            }
+        }
+        if !mine.is_empty() {
+            mine.sort_unstable();
+            let (unit, after) = (group[0].unit, units.partition_point(|unit| *unit <= group[0].unit));
+            let end = units.get(after).copied().unwrap_or(info_bytes);
+            jobs.push(Job { unit, weight: end.saturating_sub(unit) as u64, wanted: mine });
+        }
+    }
+    jobs
 }

@@ -12,11 +12,12 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Entry, NONE, OPEN_ENDED, compared_bytes, function_end, name_at};
+use super::{Entry, NONE, OPEN_ENDED, compared_bytes, name_at};
 use crate::binary::FormatError;
 use crate::binary::elf::{Class, CodeSections, class, symbols};
 use crate::binary::gopclntab::GoFunctions;
 use crate::symbol::Why;
+use crate::symbol::table;
 
 /// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped files), plus those in a Go
 /// program's function table; and the file ranges of their names: the offset of a name continues in the second
@@ -161,7 +162,7 @@ fn end_at_returns(entries: &mut [Entry], code: &[(u64, &[u8])], machine: u16) {
             let length = usize::try_from(entry.end - entry.start).ok()?;
             code[..into.checked_add(length)?.min(code.len())].get(into..)
         });
-        if let Some(end) = code.and_then(|code| function_end::of(code, entry.start, machine)) {
+        if let Some(end) = code.and_then(|code| table::of(code, entry.start, machine)) {
             entry.end = end;
         }
     }

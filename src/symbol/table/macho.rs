@@ -13,14 +13,22 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::exports::Exports;
-use super::{Entry, NONE, Pool, Strings, SymbolTable, compared_bytes};
+use object::macho::{
+    INDIRECT_SYMBOL_ABS, INDIRECT_SYMBOL_LOCAL, IndirectSymbol, MachHeader64, N_SECT, N_STAB, N_TYPE,
+    Nlist64, S_SYMBOL_STUBS, SymbolStab,
+};
+use object::read::macho::{LoadCommandVariant, MachHeader as _};
+use object::{LittleEndian, U32};
+
+use super::{Entry, NAME_BYTES_MAX, NONE, Pool, Strings, SymbolTable, compared_bytes};
 use crate::addr::Svma;
 use crate::binary::elf::SYMBOLS_MAX;
 use crate::binary::macho::{MachO, NLIST_32_BYTES, function_starts};
-use crate::binary::object::part;
+use crate::binary::object::{name_at, part};
 use crate::binary::{FormatError, ImageBytes};
+use crate::leb128::take_unsigned;
 use crate::symbol::Why;
+use crate::symbol::sections::{self, Section};
 
 /// Maximum memory of a table for the exports trie, per byte of it: 12 bytes for an edge of at least 2, and 24 for
 /// an export of 6 with its edge. Real tries need a tenth of it, and nothing if the symbol table has all their
@@ -265,5 +273,265 @@ fn in_source(name: Cow<'_, [u8]>, max_bytes: usize) -> Cow<'_, [u8]> {
             name.drain(..skip);
             Cow::Owned(name)
         }
+    }
+}
+
+// ---- The exports trie of a Mach-O image: names as paths, addresses in their terminal nodes.
+//
+// Input: the bytes of the trie, hostile. Output: the exported addresses, and the name of each, built on request.
+// Not for: re-exports, thread-local variables, absolute values.
+//
+// Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`. A node is: ULEB size of its terminal data; that data
+// (ULEB flags, then values by flags); a byte with the number of edges; and for each its NUL-terminated letters
+// and the ULEB offset of the next node.
+
+/// Limit on edges from the root to a node. Linkers branch where names differ; twenty is usual.
+const DEPTH_MAX: u32 = 1024;
+
+/// Bits of a terminal's flags for its kind; 0 is code or data at an address.
+const KIND: u64 = 0x03;
+/// Flag of a re-export from another library.
+const REEXPORT: u64 = 0x08;
+
+/// "No edge": the root.
+const ROOT: u32 = u32::MAX;
+
+/// One edge of a trie; together with the edges before it, a name.
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    /// Index of the preceding edge, always lower, or [`ROOT`].
+    parent: u32,
+    /// Offset of its letters in the trie.
+    letters: u32,
+    /// Number of letters from the root to its end.
+    length: u32,
+}
+
+/// The names of a trie.
+#[derive(Debug)]
+pub(super) struct Exports {
+    trie: ImageBytes,
+    edges: Vec<Edge>,
+}
+
+/// An exported symbol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Export {
+    /// Offset from the start of `__TEXT`. For a function with a resolver: the offset of its stub.
+    pub offset: u64,
+    /// Argument for [`Exports::name`].
+    pub name: u32,
+}
+
+impl Exports {
+    /// Reads a trie up to malformed parts; its exports in trie order.
+    pub(super) fn read(trie: &ImageBytes) -> (Exports, Vec<Export>) {
+        let bytes = trie.bytes();
+        let mut walk = Walk { trie: bytes, left: bytes.len(), ..Walk::default() };
+        walk.pending.push(ExportNode { at: 0, edge: ROOT, depth: 0 });
+        while let Some(node) = walk.pending.pop() {
+            let first_child = walk.pending.len();
+            if walk.node(&node).is_none() {
+                break;
+            }
+            // The last one pushed is read first.
+            walk.pending[first_child..].reverse();
+        }
+        walk.edges.shrink_to_fit();
+        (Exports { trie: trie.clone(), edges: walk.edges }, walk.exports)
+    }
+
+    /// Drops all names, if none of the exports is used.
+    pub(super) fn clear(&mut self) {
+        self.edges = Vec::new();
+    }
+
+    /// The name of an export, truncated at `max_bytes`.
+    pub(super) fn name(&self, name: u32, max_bytes: usize) -> Vec<u8> {
+        let edge = |index: u32| self.edges.get(index as usize);
+        let length = |index| edge(index).map_or(0, |edge| edge.length as usize);
+        let mut out = vec![0; length(name).min(max_bytes)];
+        let mut at = name;
+        while let Some(Edge { parent, letters, .. }) = edge(at) {
+            let (start, end) = (length(*parent), length(at).min(out.len()));
+            if let Some(into) = out.get_mut(start..end) {
+                let letters = *letters as usize;
+                into.copy_from_slice(&self.trie.bytes()[letters..letters + into.len()]);
+            }
+            at = *parent;
+        }
+        out
+    }
+
+    /// Memory for the names, in bytes, besides the trie.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.edges.capacity() * size_of::<Edge>()
+    }
+}
+
+/// A node to read.
+#[derive(Debug)]
+struct ExportNode {
+    at: usize,
+    edge: u32,
+    depth: u32,
+}
+
+#[derive(Default)]
+struct Walk<'a> {
+    trie: &'a [u8],
+    /// Bytes that may still be read: each belongs to one node, so a walk that reads more is in a cycle, or in
+    /// overlapping nodes.
+    left: usize,
+    edges: Vec<Edge>,
+    exports: Vec<Export>,
+    pending: Vec<ExportNode>,
+}
+
+impl Walk<'_> {
+    /// Reads one node; `None` if it is malformed, or the byte limit is reached.
+    fn node(&mut self, node: &ExportNode) -> Option<()> {
+        // A node outside the trie loses only its own names.
+        let Some(rest) = self.trie.get(node.at..).filter(|rest| !rest.is_empty()) else { return Some(()) };
+        let mut rest = &rest[..rest.len().min(self.left)];
+        let before = rest.len();
+
+        let terminal_bytes = usize::try_from(take_unsigned(&mut rest)?).ok()?;
+        let (mut terminal, mut rest) = rest.split_at_checked(terminal_bytes)?;
+        if node.edge != ROOT
+            && let Some(flags) = take_unsigned(&mut terminal)
+            && flags & (KIND | REEXPORT) == 0
+            && let Some(offset) = take_unsigned(&mut terminal)
+        {
+            self.exports.push(Export { offset, name: node.edge });
+        }
+
+        let (&children, after) = rest.split_first()?;
+        rest = after;
+        let length = self.edges.get(node.edge as usize).map_or(0, |edge| edge.length as usize);
+        for _ in 0..children {
+            let letters = rest.iter().position(|&byte| byte == 0)?;
+            // In the trie itself, which is longer than the remaining limit.
+            let at = rest.as_ptr().addr() - self.trie.as_ptr().addr();
+            rest = &rest[letters + 1..];
+            let child = usize::try_from(take_unsigned(&mut rest)?).ok()?;
+            // No letters: ld64 creates a separate terminal node for a name that is a prefix of another.
+            let length = length + letters;
+            if length > NAME_BYTES_MAX || node.depth == DEPTH_MAX {
+                continue;
+            }
+            let edge = u32::try_from(self.edges.len()).ok()?;
+            self.edges.push(Edge {
+                parent: node.edge,
+                letters: u32::try_from(at).ok()?,
+                length: length as u32,
+            });
+            self.pending.push(ExportNode { at: child, edge, depth: node.depth + 1 });
+        }
+        self.left -= before - rest.len();
+        Some(())
+    }
+}
+
+// ---- The raw symbol table of a Mach-O file, including object files: entries, names, and the indirect table.
+//
+// Input: a whole file, hostile. Output: slices of it. Not for: choosing the symbol of an address (see
+// `table::macho`, `stubs`, `debug_map`), images in memory.
+//
+// Format: `<mach-o/nlist.h>` and `<mach-o/loader.h>` of xnu.
+
+/// An entry of the table.
+pub(crate) type Nlist = Nlist64<LittleEndian>;
+
+/// The kind of a debugging symbol (`N_FUN` and others); `None` for other symbols.
+pub(crate) fn stab(symbol: &Nlist) -> Option<SymbolStab> {
+    (symbol.n_type.0 & N_STAB != 0).then_some(SymbolStab(symbol.n_type.0))
+}
+
+/// Whether a symbol is defined in a section of its file.
+pub(crate) fn is_defined(symbol: &Nlist) -> bool {
+    stab(symbol).is_none() && symbol.n_type.0 & N_TYPE == N_SECT.0
+}
+
+/// The tables of a file; empty if it has none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Nlists<'a> {
+    /// The entries, in the order of the file.
+    pub symbols: &'a [Nlist],
+    /// Entry indices: the targets of stubs and pointers.
+    pub indirect: &'a [U32<LittleEndian, IndirectSymbol>],
+    strings: &'a [u8],
+}
+
+impl<'a> Nlists<'a> {
+    /// Finds the tables; `None` if the file is not 64-bit Mach-O, or has no symbols.
+    pub(crate) fn read(data: &'a [u8]) -> Option<Nlists<'a>> {
+        let header = MachHeader64::<LittleEndian>::parse(data, 0).ok()?;
+        let endian = header.endian().ok()?;
+        let mut found = Nlists::default();
+        let mut commands = header.load_commands(endian, data, 0).ok()?;
+        while let Ok(Some(command)) = commands.next() {
+            match command.variant() {
+                Ok(LoadCommandVariant::Symtab(symtab)) => {
+                    let table = symtab.symbols::<MachHeader64<LittleEndian>, _>(endian, data).ok()?;
+                    found.symbols = table.symbols();
+                    let start = symtab.stroff.get(endian) as usize;
+                    let end = start.saturating_add(symtab.strsize.get(endian) as usize).min(data.len());
+                    found.strings = data.get(start..end)?;
+                }
+                Ok(LoadCommandVariant::Dysymtab(dysymtab)) => {
+                    found.indirect = dysymtab.indirect_symbols(endian, data).unwrap_or_default();
+                }
+                _ => {}
+            }
+        }
+        (!found.symbols.is_empty()).then_some(found)
+    }
+
+    /// The name at an offset, truncated at `max_bytes`; empty if there is none.
+    pub(crate) fn name(&self, offset: u32, max_bytes: usize) -> &'a [u8] {
+        name_at(self.strings, offset, max_bytes)
+    }
+}
+
+// ---- Names of Mach-O stubs: the code through which an image calls functions of others.
+//
+// Input: a Mach-O file, hostile, and addresses. Output: the name of the function that the stub at an address
+// jumps to. No symbol names stubs; the section states the size of each and the start of their entries in the
+// indirect symbol table. Not for: images of the shared cache, where nearly all stubs were removed.
+//
+// Format: `<mach-o/loader.h>` of xnu, `S_SYMBOL_STUBS` (`__stubs`, `__auth_stubs`).
+
+/// The stubs of a file.
+#[derive(Debug)]
+pub struct Stubs<'a> {
+    sections: Vec<Section<'a>>,
+    nlists: Nlists<'a>,
+}
+
+impl<'a> Stubs<'a> {
+    /// Finds the tables, if any address is in a stub section.
+    #[must_use]
+    pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
+        let mut sections = sections::all(data).ok()?;
+        sections.retain(|section| section.kind == u32::from(S_SYMBOL_STUBS.0) && section.info > 0);
+        addresses.find(|address| sections.iter().any(|section| section.holds(*address)))?;
+        Some(Stubs { sections, nlists: Nlists::read(data)? })
+    }
+
+    /// The function that the stub at an address jumps to, by its source name.
+    #[must_use]
+    pub fn name(&self, address: u64) -> Option<&'a [u8]> {
+        let section = self.sections.iter().find(|section| section.holds(address))?;
+        let number = (address - section.svma) / u64::from(section.info);
+        let at = u64::from(section.link).checked_add(number)?;
+        let index = self.nlists.indirect.get(usize::try_from(at).ok()?)?.get(LittleEndian);
+        if index.intersects(INDIRECT_SYMBOL_LOCAL | INDIRECT_SYMBOL_ABS) {
+            return None;
+        }
+        let symbol = self.nlists.symbols.get(index.0 as usize)?;
+        let name = self.nlists.name(symbol.n_strx.get(LittleEndian), NAME_BYTES_MAX);
+        let name = name.strip_prefix(b"_").unwrap_or(name);
+        (!name.is_empty()).then_some(name)
     }
 }

@@ -20,13 +20,14 @@ use object::pe::{
 use object::read::coff::Symbol as _;
 use object::read::pe::ImageNtHeaders;
 
-use super::{Entry, NONE, OPEN_ENDED, Strings, SymbolTable, compared_bytes, function_end, name_at};
+use super::{Entry, NONE, OPEN_ENDED, Strings, SymbolTable, compared_bytes, name_at};
 use crate::addr::Svma;
 use crate::binary::elf::SYMBOLS_MAX;
 use crate::binary::pe::unwind::Functions;
 use crate::binary::pe::{self, Pe};
 use crate::binary::{FormatError, ImageBytes};
 use crate::symbol::Why;
+use crate::symbol::table;
 
 /// Limit on symbols of exports.
 const EXPORTS_MAX: usize = 1 << 16;
@@ -43,7 +44,7 @@ const RANK_LOCAL_FUNCTION: u32 = 2;
 const RANK_LABEL: u32 = 3;
 
 /// Whether a file has symbols besides its exports.
-pub(in crate::symbol) fn has_symbols(bytes: &[u8]) -> bool {
+pub(crate) fn has_symbols(bytes: &[u8]) -> bool {
     Pe::parse(bytes).and_then(|pe| symbols(bytes, &pe)).is_ok_and(|symbols| !symbols.is_empty())
 }
 
@@ -156,7 +157,7 @@ fn end_at_returns(entries: &mut [Entry], pe: &Pe, functions: &Functions<'_>, dat
         };
         let Some(code) = pe.bytes_at(data, rva) else { continue };
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        if let Some(end) = function_end::of(&code[..length.min(code.len())], range.start, EM_X86_64.0) {
+        if let Some(end) = table::of(&code[..length.min(code.len())], range.start, EM_X86_64.0) {
             entry.end = end;
         }
     }

@@ -43,7 +43,7 @@ __attribute__((noinline)) int shown(int x) { return hidden(x) + hidden(x + 1); }
 "#;
 
 /// Compiles C, with a `main` unless a shared library is requested.
-pub(in crate::symbol) fn compile(source: &str, flags: &[&str]) -> (tempfile::TempDir, ImageBytes) {
+pub(crate) fn compile(source: &str, flags: &[&str]) -> (tempfile::TempDir, ImageBytes) {
     let dir = tempfile::tempdir().unwrap();
     let mut source = source.to_string();
     if !flags.contains(&"-shared") {
@@ -59,7 +59,7 @@ pub(in crate::symbol) fn compile(source: &str, flags: &[&str]) -> (tempfile::Tem
 }
 
 /// The zoo, compiled.
-pub(in crate::symbol) fn zoo(flags: &[&str]) -> (tempfile::TempDir, ImageBytes) {
+pub(crate) fn zoo(flags: &[&str]) -> (tempfile::TempDir, ImageBytes) {
     compile(ZOO, flags)
 }
 

@@ -6,7 +6,7 @@
 //! Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
 
 use crate::addr::Avma;
-use crate::walk::flow::state::{Effect, FlowState, RegisterOffset, Value};
+use crate::walk::flow::paths::{Effect, FlowState, RegisterOffset, Value};
 
 const SP: u8 = 31;
 

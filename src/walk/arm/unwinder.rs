@@ -1,23 +1,24 @@
 //! Unwinding on 32-bit Arm, with all registers: from each frame to its caller by the row at its address. Input:
 //! registers, copied stack, `Code`; output: [`Frames`] and the [`StackEnd`].
 
-use super::cache::{Cache, RuleKind, calls};
-use super::frame::{Caller, Frame};
-use super::{LR, PC, SP, T32, call, exception, scan, start};
+use super::cache::{self, Cache, Call, RuleKind, before, calls};
+use super::{LR, PC, SP, T32};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
-use crate::arch::Arm;
-use crate::binary::frame_rule::Column;
-use crate::walk::bounds::{Failure, is_on_other_stack};
+use crate::arch::{Arm, UNKNOWN_REGISTER};
+use crate::binary::frame_rule::{ARM_COLUMNS, Column, RowArm};
 use crate::walk::engine::Completeness;
+use crate::walk::flow::paths::Effect;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::{Input, OtherStack, StackEnd, WalkResult};
+use crate::walk::input::{Failure, is_on_other_stack};
+use crate::walk::processor::Processor;
+use crate::walk::{Code, Input, OtherStack, StackEnd, WalkResult, arm, flow};
 
 /// The link register at reset, before any call (DDI 0403, B1.4.1).
 const AT_RESET: u64 = 0xffff_ffff;
 
 /// State kept between walks; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
-pub(in crate::walk) struct Unwinder {
+pub(crate) struct Unwinder {
     cache: Cache,
     /// The frames of [`Unwinder::confirms`].
     confirmed: Frames,
@@ -32,11 +33,11 @@ enum Step {
 }
 
 impl Unwinder {
-    pub(in crate::walk) fn images_changed(&mut self) {
+    pub(crate) fn images_changed(&mut self) {
         self.cache.clear();
     }
 
-    pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+    pub(crate) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.cache.forget(is_gone);
     }
 
@@ -46,7 +47,7 @@ impl Unwinder {
     /// arch/arm64/kernel/perf_regs.c), so the instruction set of the leaf is unknown, unless a symbol states it.
     /// Then the stack is followed in both, and is complete only if exactly one of them leads to an end, or if both
     /// lead to one end.
-    pub(in crate::walk) fn unwind<'a>(
+    pub(crate) fn unwind<'a>(
         &mut self,
         how: UnwindMethod,
         registers: &Arm,
@@ -143,19 +144,19 @@ impl Unwinder {
             // Every bit of EXC_RETURN has a meaning, including the lowest.
             let returns_to = next.raw;
             let (mut next, mut found_by) = (next.frame, method);
-            if exception::is_return(returns_to) && next.is_m_profile {
+            if is_return(returns_to) && next.is_m_profile {
                 // The handler is shown in between.
-                let number = exception::number(frame.status);
+                let number = number(frame.status);
                 out.push(CodeAddress::Pc(Avma::exception(number)), Method::Exception);
                 if out.len() >= input.max_depth {
                     return WalkResult { ended: StackEnd::DepthLimit, reached };
                 }
-                match exception::change_stack(&mut next, returns_to, &mut input, &mut other) {
+                match change_stack(&mut next, returns_to, &mut input, &mut other) {
                     Ok(true) => base = next.sp(),
                     Ok(false) => {}
                     Err(ended) => return WalkResult { ended, reached },
                 }
-                match exception::interrupted(&next, returns_to, &input) {
+                match interrupted(&next, returns_to, &input) {
                     Ok(interrupted) => (next, found_by) = (interrupted, Method::Exception),
                     Err(ended) => return WalkResult { ended, reached },
                 }
@@ -190,8 +191,8 @@ impl Unwinder {
         input: &Input<'_>,
     ) -> bool {
         let at = frame.address.at();
-        let called = || call::before(Avma(frame.registers[usize::from(LR)]), input.code);
-        let Some(call::Call::To(target)) = (!frame.address.is_return()).then(called).flatten() else {
+        let called = || cache::before(Avma(frame.registers[usize::from(LR)]), input.code);
+        let Some(cache::Call::To(target)) = (!frame.address.is_return()).then(called).flatten() else {
             return false;
         };
         let start = input.code.function(at).map(|function| function.start);
@@ -218,8 +219,8 @@ impl Unwinder {
         };
         let Some(found) = found else {
             let by_scan = match how {
-                UnwindMethod::Auto => scan::caller(frame, true, input),
-                UnwindMethod::Scan => scan::caller(frame, false, input),
+                UnwindMethod::Auto => caller(frame, true, input),
+                UnwindMethod::Scan => caller(frame, false, input),
                 _ => None,
             };
             let Some(caller) = by_scan else { return Step::Ends(StackEnd::NoUnwindInfo) };
@@ -267,7 +268,7 @@ impl Unwinder {
             let is_doubtful = assumes.is_some() || caller.raw == 0 && method == Method::Code;
             return Step::Ends(if is_doubtful { StackEnd::UnverifiedFrameRecord } else { StackEnd::Root });
         }
-        if frame.is_m_profile && exception::is_return(caller.raw) {
+        if frame.is_m_profile && is_return(caller.raw) {
             completeness.note_unproved(assumes.is_some());
             return Step::To(caller, method);
         }
@@ -282,7 +283,7 @@ impl Unwinder {
         if let Some(entry) = assumes {
             // A thread's first function is called through a register; this return address occurs once on its
             // stack.
-            let begins_thread = || start::ends_thread(input.code.code(next.address.at()).unwrap_or_default());
+            let begins_thread = || arm::ends_thread(input.code.code(next.address.at()).unwrap_or_default());
             completeness.note_unproved(!calls(next.code_address(), entry, input.code) && !begins_thread());
         }
         Step::To(caller, method)
@@ -325,3 +326,296 @@ fn with_state_of_signal(caller: &Caller, frame: &Frame, input: &Input<'_>) -> Fr
 }
 
 const _: () = assert!(LR > SP);
+
+// ---- The step from a frame to its caller by a row, and the state of a 32-bit Arm frame besides its registers. Input:
+// a frame, a row; output: the caller's frame, not yet checked.
+
+/// T32 bit of the program status register.
+const STATUS_T32: u32 = 1 << 5;
+
+/// A frame: its registers as they are while it is the leaf, or while its callee runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    /// Without the T32 bit.
+    pub address: CodeAddress,
+    pub registers: [u64; ARM_COLUMNS],
+    pub is_t32: bool,
+    /// xPSR of this code, on an M-profile core: the exception that it handles.
+    pub status: u32,
+    pub is_m_profile: bool,
+}
+
+/// The result of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    pub frame: Frame,
+    /// The return address as found, including its lowest bit.
+    pub raw: u64,
+}
+
+impl Frame {
+    /// The leaf's instruction set by the status register, if known.
+    pub(super) fn status_is_t32(registers: &Arm) -> Option<bool> {
+        let by_status = registers.cpsr.map(|status| status & STATUS_T32 != 0);
+        if registers.m_profile { Some(true) } else { by_status }
+    }
+
+    /// The leaf, in this instruction set.
+    pub(super) fn new(registers: &Arm, is_t32: bool) -> Frame {
+        let mut all = registers.r;
+        let pc = all[usize::from(PC)] & !T32;
+        all[usize::from(PC)] = pc;
+        Frame {
+            address: CodeAddress::Pc(Avma(pc)),
+            registers: all,
+            is_t32,
+            status: registers.cpsr.filter(|_| registers.m_profile).unwrap_or(0),
+            is_m_profile: registers.m_profile,
+        }
+    }
+
+    pub(super) fn sp(&self) -> Avma {
+        Avma(self.registers[usize::from(SP)])
+    }
+
+    /// Its address with the T32 bit.
+    pub(super) fn code_address(&self) -> Avma {
+        Avma(self.address.at().0 | u64::from(self.is_t32))
+    }
+
+    /// The frame in the form shared by all processors.
+    pub(super) fn inner(&self) -> crate::walk::frames::Frame<Arm> {
+        crate::walk::frames::Frame::of(self.address, self.registers)
+    }
+
+    /// The caller by a row.
+    pub(super) fn by_row(&self, row: &RowArm, input: &Input<'_>) -> Result<Caller, Failure> {
+        let mut next = {
+            let inner = self.inner();
+            inner.by_row(row, inner.cfa(row, input)?, input)?
+        };
+        for (register, column) in next.registers.iter_mut().zip(&row.columns) {
+            if *column == Column::Undefined {
+                *register = UNKNOWN_REGISTER;
+            }
+        }
+        if row.signal {
+            let pc = next.registers[usize::from(PC)];
+            let mut frame = Frame { registers: next.registers, ..*self };
+            frame.registers[usize::from(PC)] = pc & !T32;
+            frame.address = CodeAddress::Pc(Avma(pc & !T32));
+            return Ok(Caller { frame, raw: pc });
+        }
+        let raw = match (&row.columns[usize::from(LR)], self.address) {
+            (Column::Same | Column::Undefined, CodeAddress::Pc(_)) => self.registers[usize::from(LR)],
+            // A call has overwritten it.
+            (Column::Same | Column::Undefined, CodeAddress::Return(_)) => return Err(Failure::Refused),
+            _ => next.registers[usize::from(LR)],
+        };
+        Ok(self.called_from(raw, next.registers))
+    }
+
+    /// The caller at a return address, with these registers.
+    pub(super) fn called_from(&self, raw: u64, mut registers: [u64; ARM_COLUMNS]) -> Caller {
+        let at = raw & !T32;
+        registers[usize::from(LR)] = UNKNOWN_REGISTER;
+        registers[usize::from(PC)] = at;
+        let is_t32 = self.is_m_profile || raw & T32 != 0;
+        let frame = Frame { address: CodeAddress::Return(Avma(at)), registers, is_t32, ..*self };
+        Caller { frame, raw }
+    }
+}
+
+// ---- Exceptions of M-profile cores: handlers return to special values (EXC_RETURN), and the interrupted registers
+// are on the stack. Input: a frame with EXC_RETURN as return address; output: the interrupted frame with its
+// registers, and its stack: a core has two (B1.4.1), of which handlers use the main one.
+//
+// Source: Armv7-M Architecture Reference Manual (DDI 0403), B1.5.6 to B1.5.8; Armv8-M (DDI 0553), B3.18.
+
+/// Size of the basic frame: r0 to r3, r12, lr, the return address, xPSR.
+const BASIC_BYTES: u64 = 32;
+/// Additional size of the extended frame: s0 to s15, FPSCR, and a reserved word.
+const VFP_BYTES: u64 = 72;
+/// Registers of the basic frame by number, except xPSR.
+const BASIC: [usize; 7] = [0, 1, 2, 3, 12, Arm::LR, Arm::PC];
+/// Fields of xPSR: exception number, T32 bit, and whether a word was skipped for alignment.
+const NUMBER: u32 = 0x1ff;
+const IS_T32: u32 = 1 << 24;
+const IS_ALIGNED: u32 = 1 << 9;
+
+/// Bits of EXC_RETURN: the interrupted code used the process stack, it was in thread mode, the frame has no
+/// floating-point registers, the stacking was the default.
+const ON_PROCESS_STACK: u64 = 1 << 2;
+const TO_THREAD: u64 = 1 << 3;
+const BASIC_FRAME: u64 = 1 << 4;
+const USUAL_STACKING: u64 = 1 << 5;
+/// On cores with the security extension: the stack is secure (S), and the handler is secure (ES). Both are one on
+/// Armv7-M, and zero on Armv8-M without the extension (DDI 0553, D1.2.95).
+const SECURE_STACK_SHIFT: u32 = 6;
+const SECURE_HANDLER: u64 = 1;
+
+/// Whether a return address is an EXC_RETURN value.
+pub(super) fn is_return(address: u64) -> bool {
+    // Bit 1 is 0 in all of them; the link register is all ones at reset.
+    address >> 32 == 0 && address & 0xffff_ff82 == 0xffff_ff80
+}
+
+/// The number of the exception that a frame's code handles, from its status register; 0: none.
+pub(super) fn number(status: u32) -> u32 {
+    status & NUMBER
+}
+
+/// Switches `at_entry` and `input` to the stack of the interrupted code. Returns whether that is the `other` one,
+/// which is then consumed: a thread returns to no other stack.
+///
+/// # Errors
+/// [`StackEnd::OtherStack`] if that stack was not copied.
+pub(super) fn change_stack<'a>(
+    at_entry: &mut Frame,
+    address: u64,
+    input: &mut Input<'a>,
+    other: &mut Option<OtherStack<'a>>,
+) -> Result<bool, StackEnd> {
+    // Each security state has both stacks.
+    if (address >> SECURE_STACK_SHIFT ^ address) & SECURE_HANDLER != 0 {
+        return Err(StackEnd::OtherStack);
+    }
+    if address & ON_PROCESS_STACK == 0 {
+        return Ok(false);
+    }
+    let process = other.take().ok_or(StackEnd::OtherStack)?;
+    at_entry.registers[usize::from(SP)] = process.stack.base.0;
+    input.stack = process.stack;
+    (input.stack_top, input.stack_limit) = (None, process.limit);
+    Ok(true)
+}
+
+/// The interrupted frame. `at_entry` has the known registers at the handler's entry, with the stack pointer of the
+/// interrupted code; `address` is the handler's EXC_RETURN.
+///
+/// # Errors
+/// The words cannot be read, or are no valid frame.
+pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> Result<Frame, StackEnd> {
+    // Secure code stacked additional registers.
+    if address & USUAL_STACKING == 0 {
+        return Err(StackEnd::BrokenFrameChain);
+    }
+    let sp = at_entry.registers[usize::from(SP)];
+    let word = |index: u64| {
+        let at = Avma(sp.wrapping_add(4 * index));
+        at_entry.inner().word(at, input).map_err(Failure::ended)
+    };
+    let mut next = *at_entry;
+    for (index, register) in (0..).zip(BASIC) {
+        next.registers[register] = word(index)?;
+    }
+    let status = word(BASIC.len() as u64)? as u32;
+    let mut bytes = BASIC_BYTES;
+    if address & BASIC_FRAME == 0 {
+        bytes += VFP_BYTES;
+    }
+    if status & IS_ALIGNED != 0 {
+        bytes += 4;
+    }
+    next.registers[usize::from(SP)] = sp.wrapping_add(bytes);
+    let pc = next.registers[usize::from(PC)] & !T32;
+    // A thread handles no exception, and the processor faults on other combinations (DDI 0403, B1.5.8). T32 is the
+    // only instruction set.
+    let is_thread = number(status) == 0;
+    if is_thread != (address & TO_THREAD != 0) || status & IS_T32 == 0 || !input.code.is_code(Avma(pc)) {
+        return Err(StackEnd::BrokenFrameChain);
+    }
+    next.registers[usize::from(PC)] = pc;
+    next.address = CodeAddress::Pc(Avma(pc));
+    next.is_t32 = true;
+    next.status = status;
+    Ok(next)
+}
+
+// ---- The frame record of a function: the target of its frame pointer and the layout there, which differ between
+// compilers (APCS: fp, ip, lr, pc below an old stack pointer in ip; gcc: r11 at the saved link register, or r7 at
+// the bottom of the frame; LLVM: r11 or r7 at the saved frame pointer). So both are derived from the function's
+// first instructions. Input: an entry with its T32 bit; output: a row relative to the frame pointer, valid in the
+// function's body.
+
+/// Limit on instructions of a prologue.
+const STEPS_MAX: u32 = 24;
+/// Frame pointers, in A32 and in T32.
+const FRAME_POINTERS: [u8; 2] = [11, 7];
+
+/// The row in the body of the function at `entry`, relative to the frame pointer that its prologue sets. `None` if
+/// its first instructions create no record.
+pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
+    let (mut at, mut state) = Arm::begin(entry);
+    for _ in 0..STEPS_MAX {
+        let (effect, length) = Arm::step(at, code.code(at)?, &mut state)?;
+        // An early return may precede the frame setup.
+        if !matches!(effect, Effect::Plain | Effect::MayJump(_) | Effect::MayReturn) {
+            return None;
+        }
+        at = at + length;
+        for frame_pointer in FRAME_POINTERS {
+            let Some(mut row) = flow::row_in_function::<Arm>(&state, &[frame_pointer]) else { continue };
+            let is_saved = |register: u8| matches!(row.columns[usize::from(register)], Column::At(_));
+            if is_saved(LR) && is_saved(frame_pointer) {
+                // Other registers may be saved later.
+                for (number, column) in row.columns.iter_mut().enumerate() {
+                    let number = number as u8;
+                    if !FRAME_POINTERS.contains(&number) && ![SP, LR, PC].contains(&number) {
+                        *column = Column::Undefined;
+                    }
+                }
+                return Some(row);
+            }
+        }
+    }
+    None
+}
+
+// ---- The last resort: a word on the stack that is a return address. Input: the frame where the walk is stuck;
+// output: the frame that the word leads to. Stale words look like live ones, so a scanned stack is never
+// complete.
+
+/// Distance above the stack pointer that is searched for a return address.
+const BYTES_MAX: u64 = 4096;
+
+/// The nearest word above the stack pointer that is a return address. `confirmed`: its call must lead to the
+/// function of `stuck`; otherwise it must not be known to lead elsewhere.
+pub(super) fn caller(stuck: &Frame, confirmed: bool, input: &Input<'_>) -> Option<Caller> {
+    let mut slot = Avma(stuck.sp().0.checked_next_multiple_of(4)?);
+    let end = slot.checked_add(BYTES_MAX)?;
+    // A leaf may not have saved its link register yet.
+    if !stuck.address.is_return() {
+        let link = stuck.registers[usize::from(super::LR)];
+        if is_caller(link, stuck, true, input.code) {
+            return Some(found(stuck, link, stuck.sp()));
+        }
+    }
+    while slot < end {
+        let word = stuck.inner().word(slot, input).ok()?;
+        slot = slot + 4;
+        if is_caller(word, stuck, confirmed, input.code) {
+            return Some(found(stuck, word, slot));
+        }
+    }
+    None
+}
+
+fn found(stuck: &Frame, raw: u64, sp: Avma) -> Caller {
+    let mut registers = [UNKNOWN_REGISTER; 16];
+    registers[usize::from(SP)] = sp.0;
+    stuck.called_from(raw, registers)
+}
+
+/// Whether a word is the return address of a call that leads, or may lead, to the function of `stuck`.
+fn is_caller(word: u64, stuck: &Frame, confirmed: bool, code: &dyn Code) -> bool {
+    if stuck.is_m_profile && word & T32 == 0 || !code.is_code(Avma((word & !T32).wrapping_sub(1))) {
+        return false;
+    }
+    let function = code.function(stuck.address.lookup().at());
+    match (before(Avma(word), code), function) {
+        (None, _) => false,
+        (Some(Call::To(target)), Some(function)) => target.0 & !T32 == function.start.0,
+        (Some(_), _) => !confirmed,
+    }
+}

@@ -2,20 +2,17 @@
 //! Input: code addresses; output: [`Rule`]s, and the rows of unusual ones. Void when the images change, except for
 //! facts about files, which processes share.
 
+use std::fmt::Debug;
+
 use hashbrown::HashMap;
 
-use super::call_rows::{CallRows, SharedCallRows};
-use super::callee_cache::CalleeCache;
-use super::frame_switch::FrameSwitch;
-use super::methods::{CallerRule, Unwind};
-use super::proof::Proof;
-use super::rule::{OrdinaryRow, Rule, RuleKind};
+use super::{CallerRule, FrameSwitch, Proof, Unwind};
 use crate::addr::{Avma, CodeAddress};
-use crate::walk::Code;
+use crate::binary::frame_rule::{Cfa, Column, Columns};
 use crate::walk::frames::Method;
-use crate::walk::image_facts::{ImageFacts, Scope};
-use crate::walk::processor::{RowOf, begins_trampoline};
-use crate::walk::table::{Table, key, lookup_of};
+use crate::walk::image_facts::{ImageFacts, Scope, Table, key, lookup_of};
+use crate::walk::processor::{Processor, RowOf, begins_trampoline};
+use crate::walk::{Code, flow};
 
 /// Limit on unusual rows; the cache is cleared when it is full.
 const UNUSUAL_MAX: usize = 4096;
@@ -24,7 +21,7 @@ const BY_CODE_MAX: usize = 4096;
 
 /// Cached facts about addresses of a processor.
 #[derive(Clone, Debug, Default)]
-pub(in crate::walk) struct Cache<P: Unwind> {
+pub(crate) struct Cache<P: Unwind> {
     rules: Table<Rule>,
     unusual: Vec<UnusualRule<P>>,
     pub(super) by_calls: CallRows<P>,
@@ -39,7 +36,7 @@ type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<UnusualRule<P>>>)>;
 
 /// Facts about code in files. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::walk) struct Shared<P: Unwind> {
+pub(crate) struct Shared<P: Unwind> {
     rules: SharedRules<P>,
     by_calls: SharedCallRows<P>,
     callees: <P::Callees as CalleeCache>::Shared,
@@ -47,7 +44,7 @@ pub(in crate::walk) struct Shared<P: Unwind> {
 
 /// Facts about an address with the rule [`RuleKind::Unusual`].
 #[derive(Clone, Debug)]
-pub(in crate::walk) struct UnusualRule<P: Unwind> {
+pub(crate) struct UnusualRule<P: Unwind> {
     pub row: RowOf<P>,
     pub method: Method,
     /// Whether the caller that the row leads to is reliable.
@@ -80,13 +77,13 @@ impl<P: Unwind> Cache<P> {
     }
 
     /// The row of a rule [`RuleKind::Unusual`]; valid until the next address is learned.
-    pub(in crate::walk) fn unusual(&self, index: u16) -> Option<&UnusualRule<P>> {
+    pub(crate) fn unusual(&self, index: u16) -> Option<&UnusualRule<P>> {
         self.unusual.get(usize::from(index))
     }
 
     /// The rule at an address.
     #[inline]
-    pub(in crate::walk) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+    pub(crate) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         let key = key(address);
         match self.rules.get(key) {
             Some(rule) => rule,
@@ -176,5 +173,201 @@ impl<P: Unwind> Cache<P> {
         }
         self.unusual.push(unusual);
         RuleKind::Unusual((self.unusual.len() - 1) as u16)
+    }
+}
+
+// ---- The rule for the caller of a frame, packed, so that a table of many addresses is small. Input: rows; output:
+// [`Rule`]. x86_64 packs tighter (`x86_64/rule.rs`).
+
+/// An ordinary row saves at most x19 to x29 of aarch64; the return address is separate.
+const SAVED_MAX: usize = 11;
+
+/// A row with a CFA of register plus offset and saved registers below it. The caller's stack pointer is the CFA;
+/// offsets of saved registers are in words from it. For a function with a frame record that is `(pc, sp, fp) =
+/// (fp[1], fp + 2 words, fp[0])`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OrdinaryRow {
+    pub cfa_offset: i32,
+    pub cfa_register: u8,
+    saved: u8,
+    /// Offset of the return address; `None`: it is in the link register.
+    pub return_words: Option<i16>,
+    registers: [(u8, i16); SAVED_MAX],
+}
+
+impl OrdinaryRow {
+    /// The saved registers with their offsets from the CFA in words.
+    pub(super) fn saved(&self) -> &[(u8, i16)] {
+        self.registers.get(..self.saved.into()).unwrap_or_default()
+    }
+
+    /// Packs a row; `None` if it is unusual.
+    pub(super) fn pack<P: Processor>(row: &RowOf<P>) -> Option<OrdinaryRow> {
+        let word = P::POINTER_BYTES.cast_signed();
+        let words = |bytes: i64| i16::try_from(bytes / word).ok().filter(|_| bytes % word == 0);
+        let Cfa::Register(cfa_register, offset) = row.cfa else { return None };
+        let (pc, cfa_offset) = (P::Columns::COUNT - 1, i32::try_from(offset).ok()?);
+        if row.signal || usize::from(cfa_register) >= pc {
+            return None;
+        }
+        let mut packed = OrdinaryRow { cfa_offset, cfa_register, ..OrdinaryRow::default() };
+        for (register, column) in row.columns.as_ref().iter().enumerate() {
+            match column {
+                Column::At(at) if register == P::RETURN_COLUMN => packed.return_words = Some(words(*at)?),
+                // The stack pointer is the CFA in every row.
+                Column::Is(0) if register == usize::from(P::STACK_POINTER) => {}
+                Column::Same | Column::Undefined if register < pc => {}
+                Column::Same if register != P::RETURN_COLUMN => {}
+                Column::At(at) if register < pc && register != usize::from(P::STACK_POINTER) => {
+                    let place = packed.registers.get_mut(usize::from(packed.saved))?;
+                    *place = (register as u8, words(*at)?);
+                    packed.saved += 1;
+                }
+                _ => return None,
+            }
+        }
+        Some(packed)
+    }
+}
+
+/// How to find the caller of a frame at an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RuleKind {
+    OrdinaryRow(OrdinaryRow, Method),
+    /// Index of a row of another form, or of an unreliable one.
+    Unusual(u16),
+    /// The thread's first function.
+    Root,
+    /// The return address of a fiber's first function; `not_called`: nothing has returned there yet.
+    Fiber {
+        not_called: bool,
+    },
+    /// Neither unwind information nor decodable code.
+    #[default]
+    Unknown,
+}
+
+/// Facts about a code address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub kind: RuleKind,
+    /// For a return address: a call precedes it, or signal handlers return there.
+    pub returns: bool,
+}
+
+const _: () = assert!(size_of::<Rule>() <= 64);
+
+// ---- Rows by the paths from a function's entry, the target of a call: they show where the callee's frame must be
+// (see `intel/call_check.rs`). Cached, since the same calls occur on most stacks. Void when the images change,
+// except for rows of files, which processes share.
+
+/// Limit on cached rows.
+const ROWS_MAX: usize = 4096;
+
+/// An entry, an address, and whether a call has just returned there.
+type Key = (u64, u64, bool);
+
+/// Rows of code in files, by the distance from address to entry.
+pub(crate) type SharedCallRows<P> = ImageFacts<u64, Option<Box<RowOf<P>>>>;
+
+/// Bytes were missing: the result is not cached.
+struct NotLasting;
+
+/// Rows by entry and address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CallRows<P: Processor> {
+    rows: HashMap<Key, Option<Box<RowOf<P>>>>,
+    shared: SharedCallRows<P>,
+}
+
+impl<P: Processor> CallRows<P> {
+    pub(crate) fn new(shared: &SharedCallRows<P>) -> CallRows<P> {
+        CallRows { rows: HashMap::new(), shared: shared.clone() }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.rows.clear();
+    }
+
+    /// Forgets facts about the addresses for which `is_gone` returns true.
+    pub(crate) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.rows.retain(|(_, at, _), _| !is_gone(Avma(*at)));
+    }
+
+    /// The row at `address` by the paths from `entry`.
+    pub(crate) fn row(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&RowOf<P>> {
+        if self.rows.len() >= ROWS_MAX {
+            self.rows.clear();
+        }
+        let key = (entry.0, address.at().0, address.is_return());
+        if !self.rows.contains_key(&key) {
+            let row = self.learn(entry, address, code).ok()?;
+            self.rows.insert(key, row);
+        }
+        self.rows.get(&key)?.as_deref()
+    }
+
+    /// The row by the paths, if they agree.
+    fn learn(
+        &self,
+        entry: Avma,
+        address: CodeAddress,
+        code: &dyn Code,
+    ) -> Result<Option<Box<RowOf<P>>>, NotLasting> {
+        let (at, returned) = (address.at(), address.is_return());
+        let since_entry =
+            |code: &dyn Code| flow::since_entry_on_all_paths::<P>(entry, at, returned, code).map(Box::new);
+        let from_entry = at.0.wrapping_sub(entry.0);
+        let Some(fact_key) = self.shared.key(address, code) else {
+            let row = since_entry(code);
+            return if code.commit_dependencies(at) { Ok(row) } else { Err(NotLasting) };
+        };
+        if let Some(row) = self.shared.get(&fact_key, from_entry) {
+            return Ok(row);
+        }
+        let scope = Scope::new(code, fact_key.mapped.clone());
+        let row = since_entry(&scope);
+        if !code.commit_dependencies(at) {
+            return Err(NotLasting);
+        }
+        if !scope.is_left() {
+            self.shared.insert(&fact_key, from_entry, row.clone(), row.is_some());
+        }
+        Ok(row)
+    }
+}
+
+// ---- Facts that a processor caches about called functions, for its rows by instructions. Only processors that follow
+// code past calls need it; the others use `()`.
+
+/// Cached facts about called functions.
+pub(crate) trait CalleeCache: Clone + Debug + Default {
+    /// Facts about called functions in files, for all processes. Clones share it.
+    type Shared: Clone + Debug + Default;
+
+    /// A cache that shares its facts about files.
+    fn new(shared: &Self::Shared) -> Self;
+
+    /// Forgets facts about addresses.
+    fn clear(&mut self);
+
+    /// Begins another row, with a full budget of instructions for callees.
+    fn begin_row(&mut self);
+
+    /// Whether the last row used up its budget: with the facts cached since, the row may be more exact next time.
+    fn is_exhausted(&self) -> bool;
+}
+
+impl CalleeCache for () {
+    type Shared = ();
+
+    fn new(_shared: &()) {}
+
+    fn clear(&mut self) {}
+
+    fn begin_row(&mut self) {}
+
+    fn is_exhausted(&self) -> bool {
+        false
     }
 }

@@ -11,23 +11,18 @@
 //! entry of a larger function. The effects of instructions are in `intel/instructions.rs` and
 //! `aarch64/instructions.rs`.
 
-mod callee;
-mod exits;
-mod paths;
-mod rows;
-pub(super) mod state;
+pub(super) mod paths;
 #[cfg(test)]
 mod tests;
-mod value;
 
 use super::processor::{Processor, RowOf};
 use crate::addr::{Avma, CodeAddress};
+use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
-pub(super) use exits::may_jump_into;
 use paths::{Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, PathEnd, Paths};
+
+pub(super) use self::paths::{Effect, FlowState, RegisterOffset, Value};
 pub(super) use paths::{after_call, function_around};
-pub(super) use rows::{row_at_return, row_in_function};
-pub(super) use state::{Effect, FlowState, RegisterOffset, Value};
 
 /// The row at `at`, by the paths from there to a return: the first one found, or the common one if every path must
 /// be followed. `returned`: a call has just returned, so the link register does not hold the caller.
@@ -285,4 +280,188 @@ pub(super) fn is_behind_own_call(address: CodeAddress, code: &dyn Code) -> bool 
         Some(function) => function.start != at,
         None => !(address.is_return() && begins_image),
     }
+}
+
+// ---- Builds rows from the state at an instruction: at the return of a function, or after following it from its
+// entry. Input: a [`FlowState`]; output: a [`Row`].
+
+/// The row at the start of a path, from the state at the function's return: its stack pointer is the canonical
+/// frame address, below which x86_64 calls put the return address.
+pub(crate) fn row_at_return<P: Processor>(state: &FlowState) -> Option<RowOf<P>> {
+    let sp = state.place(P::STACK_POINTER)?;
+    let cfa = sp.plus(P::pushed_by_call());
+    let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
+    let from = |place: RegisterOffset| {
+        (place.register == cfa.register).then(|| place.offset.checked_sub(cfa.offset)).flatten()
+    };
+    for register in P::SAVED {
+        let column = match state.get(*register) {
+            Value::First(first) if first == *register => Some(Column::Same),
+            Value::First(first) => Some(Column::In(first)),
+            Value::Loaded(place) => from(place).map(Column::At),
+            Value::At(place) => from(place).map(Column::Is),
+            Value::Number(_) | Value::Unknown => None,
+        };
+        set_column::<P>(&mut row, *register, column)?;
+    }
+    if P::LINK.is_none() {
+        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
+    }
+    Some(row)
+}
+
+/// The row at an instruction, from the state there after following the function from its entry. Its CFA is
+/// relative to the first of `bases` with a known offset.
+pub(crate) fn row_in_function<P: Processor>(state: &FlowState, bases: &[u8]) -> Option<RowOf<P>> {
+    let above = P::pushed_by_call();
+    // Bytes from the stack pointer at the entry to a register's current value: any number in hostile code.
+    let depth = |register: u8| {
+        let place = state.place(register)?;
+        (place.register == P::STACK_POINTER).then_some(place.offset)
+    };
+    // A callee may pop its arguments (Swift's do), which the call does not show.
+    let (base, offset) = bases.iter().find_map(|register| Some((*register, depth(*register)?)))?;
+    let mut row = Row::new(Cfa::Register(base, above.checked_sub(offset)?));
+    for register in P::SAVED {
+        let first = Value::First(*register);
+        let stored = || {
+            let (place, _) = state.stores().find(|(_, value)| *value == first)?;
+            let from_cfa = place.offset.checked_sub(above)?;
+            (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
+        };
+        // A stored register may have changed since, on another path: every call changes the link register. If the
+        // stack pointer is unknown (an alloca) the frame is still there.
+        let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
+            (Column::At(at), Some(sp)) => above + at >= sp,
+            (Column::At(_), None) => P::LINK.is_some() && base != P::STACK_POINTER,
+            _ => false,
+        };
+        let copied = || P::SAVED.iter().find(|other| state.get(**other) == first).map(|n| Column::In(*n));
+        let column = match state.get(*register) {
+            value if value == first => stored().filter(is_there).or(Some(Column::Same)),
+            _ => stored().or_else(copied),
+        };
+        set_column::<P>(&mut row, *register, column)?;
+    }
+    if P::LINK.is_none() {
+        row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
+    }
+    Some(row)
+}
+
+/// Sets the column of a register. Without the frame pointer or the return address there is no row; other registers
+/// are only needed by rare rows of callers.
+fn set_column<P: Processor>(row: &mut RowOf<P>, register: u8, column: Option<Column>) -> Option<()> {
+    let needed = register == P::FRAME_POINTER || Some(register) == P::LINK;
+    if column.is_none() && needed {
+        return None;
+    }
+    *row.columns.as_mut().get_mut(usize::from(register))? = column.unwrap_or(Column::Undefined);
+    Some(())
+}
+
+// ---- Targets of jumps out of a function: tail calls and split-off parts. Input: its entry, code, and the bounds of
+// functions; output: the targets, or that some are unknown. Not for: functions without known bounds.
+
+/// Limit on functions that lead to each other by jumps.
+const HOPS_MAX: usize = 16;
+
+/// Whether code entered at `from` may reach the function around `to` by jumps alone. Also `true` if a jump target
+/// is unknown.
+pub(crate) fn may_jump_into<P: Processor>(from: Avma, to: Avma, code: &dyn Code) -> bool {
+    let Some(wanted) = function_around(to, code) else { return true };
+    let mut places = vec![from];
+    let mut next = 0;
+    while let Some(place) = places.get(next).copied() {
+        next += 1;
+        let (at, state) = P::begin(place);
+        if wanted.contains(&at) {
+            return true;
+        }
+        let Some(targets) = exits::<P>(at, state, code) else { return true };
+        for target in targets {
+            if !places.contains(&target) {
+                places.push(target);
+            }
+        }
+        if places.len() > HOPS_MAX {
+            return true;
+        }
+    }
+    false
+}
+
+/// The targets of jumps out of the function around `at`, with the bit of the instruction set; `None` if some are
+/// unknown.
+fn exits<P: Processor>(at: Avma, state: FlowState, code: &dyn Code) -> Option<Vec<Avma>> {
+    let function = function_around(at, code)?;
+    let mut paths = Paths::new::<P>(Some(function), code);
+    let mut targets = Vec::new();
+    let unknown = paths.follow::<P, (), _>(at, state, |_, arrived| match arrived {
+        PathEnd::Leaves(state, Some(target)) => {
+            targets.push(Avma(target.0 | u64::from(state.mode.t32)));
+            None
+        }
+        PathEnd::Leaves(_, None) | PathEnd::LeavesAnywhere(_) | PathEnd::RunsOut => Some(()),
+        PathEnd::Returns(_) | PathEnd::At(_) => None,
+    });
+    (unknown.is_none() && paths.left > 0 && paths.has_room()).then_some(targets)
+}
+
+// ---- Whether a called function ever returns. Input: its entry, code, and the bounds of functions; output: yes, or
+// that no path through it leads to a return. Not for: functions without known bounds, and jumps to other
+// functions, which are assumed to return.
+//
+// After a noreturn call come other blocks of the function, with another frame, or data.
+
+/// Limit on instructions followed per callee.
+const STEPS_MAX: u32 = 256;
+/// Limit on nested callees: a function that reports an error, one that exits, and its final jump.
+const DEPTH_MAX: u32 = 3;
+
+impl Paths<'_> {
+    /// Whether the function at `target`, called with `state`, is known not to return.
+    fn never_returns<P: Processor>(&mut self, target: Avma, state: &FlowState) -> bool {
+        if !P::EVERY_PATH || self.callees.depth == DEPTH_MAX {
+            return false;
+        }
+        if let Some((_, never)) = self.callees.known.iter().find(|(at, _)| *at == target) {
+            return *never;
+        }
+        // Provisional answer, for a function that calls itself.
+        self.callees.known.push((target, false));
+        let function = function_around(target, self.code).filter(|function| function.start == target);
+        let Some(function) = function else { return false };
+        let mut paths = Paths::new::<P>(Some(function), self.code);
+        let steps = STEPS_MAX.min(self.callees.left);
+        (paths.left, paths.callees.left) = (steps, self.callees.left - steps);
+        paths.callees.depth = self.callees.depth + 1;
+        let mut at_entry = FlowState::new();
+        at_entry.mode.t32 = state.mode.t32;
+        let comes_back = paths.follow::<P, (), _>(target, at_entry, |_, arrived| match arrived {
+            PathEnd::Returns(state) if leaves_stack::<P>(state) => None,
+            PathEnd::At(_) => None,
+            _ => Some(()),
+        });
+        let never = comes_back.is_none() && paths.left > 0 && paths.has_room();
+        self.callees.left = paths.callees.left + paths.left;
+        if let Some(known) = self.callees.known.iter_mut().find(|(at, _)| *at == target) {
+            known.1 = never;
+        }
+        never
+    }
+}
+
+/// Whether the stack pointer was loaded from elsewhere than the stack, and the return address was not saved:
+/// `longjmp` leaves to another frame like this. Code that switches tasks saves it, and returns.
+fn leaves_stack<P: Processor>(state: &FlowState) -> bool {
+    let is_other = |place: RegisterOffset| place.register != P::STACK_POINTER;
+    let link = P::LINK.map(Value::First);
+    let saves_link = state.stores().any(|(_, value)| Some(value) == link);
+    let leaves = match state.get(P::STACK_POINTER) {
+        Value::Loaded(place) | Value::At(place) => is_other(place),
+        Value::First(register) => register != P::STACK_POINTER,
+        Value::Number(_) | Value::Unknown => false,
+    };
+    leaves && !saves_link
 }

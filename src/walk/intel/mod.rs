@@ -5,11 +5,8 @@
 //! the walks themselves.
 
 pub(super) mod call;
-pub(super) mod call_check;
 pub(super) mod forward;
 pub(super) mod instructions;
-pub(super) mod length;
-pub(super) mod new_thread;
 pub(super) mod prologue;
 pub(super) mod switch_instructions;
 
@@ -17,7 +14,7 @@ use super::processor::Processor;
 use crate::addr::Avma;
 
 /// The differences between the two, in addition to [`Processor`]. Implemented by the types of their registers.
-pub(super) trait Intel: Processor {
+pub(crate) trait Intel: Processor {
     /// Whether instructions are those of 64-bit mode (Intel SDM volume 1, 3.1).
     const IS_LONG: bool;
     /// Register number in instructions → DWARF number.

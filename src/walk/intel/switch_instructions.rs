@@ -4,8 +4,8 @@
 //! information describes this code as if the change were complete or had not begun.
 
 use super::Intel;
+use super::instructions::Instruction;
 use super::instructions::decode_of;
-use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column};
 use crate::walk::Code;
@@ -24,7 +24,7 @@ const IN_STEP_BYTES: u64 = 32;
 const BEHIND_BYTES: u64 = 64;
 
 /// The registers or saved words that are being replaced at `address` with the row `row`.
-pub(in crate::walk) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: &dyn Code) -> FrameSwitch {
+pub(crate) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: &dyn Code) -> FrameSwitch {
     let at = address.at();
     let switched = |yes: bool| if yes { FrameSwitch::Registers } else { FrameSwitch::No };
     if row.signal {

@@ -26,9 +26,9 @@ const FRAME_WORDS_MAX: u32 = 1 << 16;
 
 /// The header of a piece of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk) struct CompiledMethod {
+pub(crate) struct CompiledMethod {
     /// The first instruction.
-    pub(in crate::walk) entry: Avma,
+    pub(crate) entry: Avma,
     /// The first instruction after those that create the frame.
     frame_from: Avma,
     frame_bytes: u32,
@@ -36,12 +36,12 @@ pub(in crate::walk) struct CompiledMethod {
 
 impl CompiledMethod {
     /// Whether the frame is complete at an address, except after instructions that have removed it.
-    pub(in crate::walk) fn has_frame(&self, pc: Avma) -> bool {
+    pub(crate) fn has_frame(&self, pc: Avma) -> bool {
         pc >= self.frame_from
     }
 
     /// The row with a complete frame.
-    pub(in crate::walk) fn row(&self) -> Row {
+    pub(crate) fn row(&self) -> Row {
         let mut row: Row = Row::new(Cfa::Register(X86_64::RSP as u8, i64::from(self.frame_bytes)));
         row.columns[RETURN_ADDRESS] = Column::At(-8);
         row.columns[X86_64::RBP] = Column::At(-16);
@@ -51,7 +51,7 @@ impl CompiledMethod {
 
 /// The compiled code that contains a look-up address, if it has a frame. A header is recognized by fields that are
 /// consistent with each other and with its address.
-pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<CompiledMethod> {
+pub(crate) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<CompiledMethod> {
     if !code.traits(lookup).has_hotspot_headers {
         return None;
     }
@@ -76,7 +76,7 @@ pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Comp
 /// Whether instructions at an address look like code after the frame was removed but without a following return:
 /// `pop %rbp` and the code after it, and the stub of a return that waits for a safepoint (share/opto/output.hpp,
 /// `C2SafepointPollStub`; cpu/x86/c1_CodeStubs_x86.cpp, `C1SafepointPollStub`).
-pub(in crate::walk) fn may_have_left(pc: Avma, code: &dyn Code) -> bool {
+pub(crate) fn may_have_left(pc: Avma, code: &dyn Code) -> bool {
     const POP_RBP: u8 = 0x5d;
     // lea N(%rip),%r10; mov %r10,N(%r15); jmp: 7, 7 and 5 bytes
     let is_stub = |start: &[u8]| {
@@ -171,7 +171,7 @@ impl Header {
 /// frame, two words below rbp, and clears that word (templateInterpreterGenerator_x86.cpp,
 /// `generate_return_entry_for`). The caller's stack pointer is in the word between that and the frame record
 /// (frame_x86.hpp, `interpreter_frame_sender_sp_offset`).
-pub(in crate::walk) fn interpreter_row(code: &[u8]) -> Option<Row> {
+pub(crate) fn interpreter_row(code: &[u8]) -> Option<Row> {
     // mov -16(%rbp),%rsp; movq $0,-16(%rbp)
     const GOES_ON: &[u8] = &[0x48, 0x8b, 0x65, 0xf0, 0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0];
     // mov -16(%rbp),%rcx; lea (%rbp,%rcx,8),%rsp; movq $0,-16(%rbp): the word is an index in OpenJDK 25.

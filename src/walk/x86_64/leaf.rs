@@ -5,15 +5,15 @@
 //! prologue and at `ret` rbp belongs to the caller: following it alone would lose the caller. The unwind
 //! information of the leaf's function decides; without it the code (see `record.rs`).
 
-use super::{record, syscall};
+use super::{record, stack_base};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
-use crate::arch::X86_64;
+use crate::arch::{UNKNOWN_REGISTER, X86_64};
 use crate::binary::frame_rule::{CfaBase, FrameRule};
-use crate::walk::bounds::STACK_BYTES_MAX;
 use crate::walk::fp::{self, Facts};
+use crate::walk::image_facts::Table;
+use crate::walk::input::STACK_BYTES_MAX;
 use crate::walk::processor::row;
-use crate::walk::table::Table;
-use crate::walk::{Code, Input, StackEnd, WalkResult};
+use crate::walk::{Code, Input, StackEnd, WalkResult, flow};
 
 /// Cached facts about instructions where threads were stopped. Void when the images change.
 #[derive(Clone, Debug, Default)]
@@ -73,12 +73,12 @@ pub(super) fn walk(
     leaves: &mut Leaves,
     out: &mut Vec<LookupAvma>,
 ) -> WalkResult {
-    let leaf_address = syscall::leaf(registers, input.code);
+    let leaf_address = leaf(registers, input.code);
     let pc = leaf_address.at();
     let sp = Avma(registers.gpr[X86_64::RSP]);
     // Between the mark and the push in a Swift async function's prologue rbp itself is marked.
     let frame_pointer = registers.gpr[X86_64::RBP] & input.address_mask;
-    out.push(syscall::shown(leaf_address, registers).lookup());
+    out.push(shown(leaf_address, registers).lookup());
     let leaf = leaves.leaf(pc, input.code);
     if let Some(rule) = leaf.rule {
         if rule.return_at.is_none() {
@@ -148,6 +148,53 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
     match frame_pointer.zip(facts.lookup::<X86_64>(address, input.code)) {
         Some((frame_pointer, lookup)) => Step::To(Caller { address, lookup, sp: Avma(cfa), frame_pointer }),
         None => Step::NotFollowed,
+    }
+}
+
+// ---- The leaf of a thread in a system call that ends its function: the program counter follows the `syscall`
+// instruction, so it is in the next function or in none. Input: registers, code; output: the address for walking
+// from the leaf. Not for: system calls in the middle of a function, where both lead to the same caller.
+//
+// The instruction stores its end in rcx (Intel SDM volume 2, SYSCALL), and the kernel reports that during the
+// call. A thread that reaches the next function by a call has another value there.
+
+const SYSCALL: &[u8] = &[0x0f, 0x05];
+const RCX: usize = 2;
+
+/// The address for walking from the leaf: the program counter, or the current system call if it ends a function.
+#[inline]
+pub(super) fn leaf(registers: &X86_64, code: &dyn Code) -> CodeAddress {
+    let pc = Avma(registers.rip);
+    let rcx = registers.gpr[RCX];
+    // rcx of a sleeping thread is unknown.
+    if rcx != pc.0 && rcx != UNKNOWN_REGISTER {
+        return CodeAddress::Pc(pc);
+    }
+    CodeAddress::Pc(last_instruction(pc, code).unwrap_or(pc))
+}
+
+/// The `syscall` instruction before an address, if it is the last one of its function.
+fn last_instruction(pc: Avma, code: &dyn Code) -> Option<Avma> {
+    let at = Avma(pc.0.checked_sub(SYSCALL.len() as u64)?);
+    let is_syscall = code.glance(at).bytes().starts_with(SYSCALL);
+    (is_syscall && ends_function(at, pc, code)).then_some(at)
+}
+
+fn ends_function(at: Avma, pc: Avma, code: &dyn Code) -> bool {
+    if stack_base::is_in_sigreturn(at, code) {
+        return true;
+    }
+    match flow::function_around(at, code).or_else(|| code.described_function(at)) {
+        Some(function) => !function.contains(&pc),
+        None => !code.is_code(pc) || row::<X86_64>(code, at).is_some() && row::<X86_64>(code, pc).is_none(),
+    }
+}
+
+/// The address at which the leaf's code is shown: inside the instruction, one byte before the program counter.
+pub(super) fn shown(leaf: CodeAddress, registers: &X86_64) -> CodeAddress {
+    match leaf.at().0 == registers.rip {
+        true => leaf,
+        false => CodeAddress::Return(Avma(registers.rip)),
     }
 }
 
@@ -308,5 +355,54 @@ mod tests {
             assert_eq!((other.rule, other.unframed_return_at), (None, None));
         }
         assert_eq!(code.0.get(), 2);
+    }
+}
+
+#[cfg(test)]
+mod syscall_tests {
+    use super::*;
+    use crate::walk::text::Text;
+
+    const TEXT: u64 = 0x40_1000;
+
+    /// mov $15,%eax; syscall, and the next function; like musl's, without unwind information. Then mov $39,%eax;
+    /// syscall; ret.
+    const CODE: &[u8] = &[
+        0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05, // +00
+        0x55, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +07
+        0xb8, 0x27, 0, 0, 0, 0x0f, 0x05, 0xc3, // +0f
+    ];
+    fn text() -> Text {
+        Text::new(TEXT, CODE).with_functions(&[0, 7, 15])
+    }
+
+    fn found(pc: u64, rcx: u64) -> (u64, u64) {
+        let mut registers = X86_64 { rip: TEXT + pc, ..X86_64::default() };
+        registers.gpr[RCX] = rcx;
+        let leaf = leaf(&registers, &text());
+        (leaf.at().0 - TEXT, shown(leaf, &registers).lookup().0 - TEXT)
+    }
+
+    #[test]
+    fn a_system_call_that_ends_a_function_is_not_in_the_next_one() {
+        // In rt_sigreturn, and in exit.
+        assert_eq!(found(7, TEXT + 7), (5, 6));
+        assert_eq!(found(15, TEXT + 15), (13, 14));
+        assert_eq!(found(15, UNKNOWN_REGISTER), (13, 14));
+        // The first instruction of the next function: reached by a call with another rcx.
+        assert_eq!(found(7, 0), (7, 7));
+        assert_eq!(found(15, TEXT), (15, 15));
+        // Inside a function, and without a system call.
+        assert_eq!(found(22, TEXT + 22), (22, 22));
+        assert_eq!(found(8, TEXT + 8), (8, 8));
+    }
+
+    #[test]
+    fn addresses_at_the_ends_of_memory_are_unchanged() {
+        for at in [0, 1, TEXT, u64::MAX] {
+            let mut registers = X86_64 { rip: at, ..X86_64::default() };
+            registers.gpr[RCX] = at;
+            assert_eq!(leaf(&registers, &text()), CodeAddress::Pc(Avma(at)));
+        }
     }
 }

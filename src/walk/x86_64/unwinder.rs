@@ -11,27 +11,29 @@
 //! expressions (`expression.rs`). When a run meets one, its steps are repeated from its first frame with all
 //! registers (`frame.rs`). That happens only once per step, since the next run begins after it.
 
-use super::cache::{Cache, FollowLimit, Shared};
-use super::callee_stack;
-use super::frame::Frame;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod tests;
+
+use super::cache::{Cache, FollowLimit, Rule, RuleKind, SavedProfile, Shared};
 use super::leaf::{self, Leaves};
-use super::rule::{Rule, RuleKind};
-use super::{RBP, RSP, stack_load, syscall};
+use super::{RBP, RSP, stack_base};
 use crate::addr::{Avma, CodeAddress};
-use crate::arch::X86_64;
-use crate::walk::bounds::{Failure, is_on_other_stack};
+use crate::arch::{UNKNOWN_REGISTER, X86_64};
+use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::engine::{Completeness, FrameSwitch, Proof, check};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::intel::{call_check, new_thread};
-use crate::walk::runtimes::{go, musl, v8};
+use crate::walk::input::{Failure, Words, is_on_other_stack};
+use crate::walk::intel::{call, prologue};
+use crate::walk::runtimes::{self, go};
 use crate::walk::stack_switch::StackSwitches;
-use crate::walk::words::Words;
-use crate::walk::{Input, StackEnd, WalkResult};
+use crate::walk::{Code, Input, StackEnd, WalkResult};
 
 /// State kept between walks; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
-pub(in crate::walk) struct Unwinder {
+pub(crate) struct Unwinder {
     pub(super) cache: Cache,
     leaves: Leaves,
     /// The red zone was not copied together with the rest of the stack.
@@ -80,11 +82,11 @@ impl<'a> Progress<'a> {
     ) -> Result<Option<u64>, StackEnd> {
         let (cfa, lowest) = match rule.kind() {
             RuleKind::FramePointer if rule.method() == Method::Cfi => {
-                (None, callee_stack::lowest_word(frame, rule.cfa() * 8, input))
+                (None, stack_base::lowest_word(frame, rule.cfa() * 8, input))
             }
             RuleKind::Unusual => cache
                 .unusual(rule)
-                .and_then(|row| callee_stack::of_row(frame, row, self.switches.is_switched(), input))
+                .and_then(|row| stack_base::of_row(frame, row, self.switches.is_switched(), input))
                 .unzip(),
             _ => return Ok(None),
         };
@@ -118,29 +120,29 @@ pub(super) struct Run {
 
 impl Unwinder {
     /// An unwinder that shares its facts about files.
-    pub(in crate::walk) fn new(shared: &Shared) -> Unwinder {
+    pub(crate) fn new(shared: &Shared) -> Unwinder {
         Unwinder { cache: Cache::new(shared), ..Unwinder::default() }
     }
 
     /// Forgets facts about addresses.
-    pub(in crate::walk) fn images_changed(&mut self) {
+    pub(crate) fn images_changed(&mut self) {
         self.cache.clear();
         self.leaves.clear();
     }
 
     /// Forgets facts about the addresses for which `is_gone` returns true.
-    pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+    pub(crate) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.cache.forget(is_gone);
         self.leaves.forget(is_gone);
     }
 
     /// Implements [`walk::Unwinder::set_red_zone_read_later`](crate::walk::Unwinder::set_red_zone_read_later).
-    pub(in crate::walk) fn set_red_zone_read_later(&mut self, later: bool) {
+    pub(crate) fn set_red_zone_read_later(&mut self, later: bool) {
         self.below_is_later = later;
     }
 
     /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
-    pub(in crate::walk) fn unwind(
+    pub(crate) fn unwind(
         &mut self,
         how: UnwindMethod,
         registers: &X86_64,
@@ -186,9 +188,9 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> WalkResult {
-        let start = syscall::leaf(registers, input.code);
+        let start = leaf::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
-        out.push(syscall::shown(start, registers), Method::Context);
+        out.push(leaf::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary);
         if run.rule.kind() == RuleKind::Root {
             return WalkResult { ended: StackEnd::Root, reached: run.sp };
@@ -232,7 +234,7 @@ impl Unwinder {
     #[inline(always)]
     pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
         let rule = self.cache.rule(frame.address, input.code);
-        if rule.kind() != RuleKind::Marked || v8::has_frame_mark(frame, input) {
+        if rule.kind() != RuleKind::Marked || runtimes::has_frame_mark(frame, input) {
             return rule;
         }
         self.cache.learn_with(frame.address, input.code, false)
@@ -255,7 +257,7 @@ impl Unwinder {
     /// (`intel/new_thread.rs`).
     fn is_new_thread(&mut self, registers: &X86_64, input: &Input<'_>) -> bool {
         const RAX: usize = 0;
-        let first = new_thread::entry::<X86_64>(Avma(registers.rip), registers.gpr[RAX], input.code);
+        let first = prologue::entry::<X86_64>(Avma(registers.rip), registers.gpr[RAX], input.code);
         first
             .is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == RuleKind::Root)
     }
@@ -321,7 +323,7 @@ impl Unwinder {
                 }
             };
             if progress.switches.is_by_call()
-                && call_check::calls_another_function::<X86_64>(next.address, frame, input.code)
+                && call::calls_another_function::<X86_64>(next.address, frame, input.code)
             {
                 return progress.ends(StackEnd::OtherStack);
             }
@@ -396,7 +398,7 @@ impl Unwinder {
     ) -> StackEnd {
         match failure {
             Failure::Null if may_end_in_null(rule, methods) => {
-                match stack_load::is_in_front(frame.address, input.code) {
+                match stack_base::is_in_front(frame.address, input.code) {
                     true => StackEnd::StackSwitch,
                     false => progress.at_outermost(StackEnd::Fiber, input),
                 }
@@ -412,7 +414,7 @@ impl Unwinder {
                         _ if progress.switches.is_uncopied(input) => StackEnd::OtherStack,
                         ended => ended,
                     },
-                    Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
+                    Some(row) if go::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
                     // Other functions have been called there since, and the handler has returned.
                     _ if progress.switches.is_by_call() => StackEnd::OtherStack,
                     _ => StackEnd::BrokenFrameChain,
@@ -453,7 +455,7 @@ impl Unwinder {
             && (rule.kind() == RuleKind::Unknown || matches!(method, Method::Code | Method::FramePointer));
         if may_use_record && matches!(found, Err(Failure::Refused)) {
             let returns = |at| self.cache.is_return(at, input.code);
-            let only = musl::only_return_address(frame, input, returns);
+            let only = runtimes::only_return_address(frame, input, returns);
             found = only.map(|next| (next, Method::Scan)).ok_or(Failure::Refused);
         }
         if may_use_record && matches!(found, Err(Failure::Refused)) {
@@ -475,12 +477,12 @@ impl Unwinder {
     ) -> bool {
         match (method, proof) {
             (Method::FramePointer, _) => {
-                v8::has_frame_mark(frame, input)
-                    || call_check::is_called_from(frame, next, &mut self.cache.by_calls, input)
+                runtimes::has_frame_mark(frame, input)
+                    || call::is_called_from(frame, next, &mut self.cache.by_calls, input)
             }
             (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
-            (_, Proof::NeedsCall) => call_check::is_called_from(frame, next, &mut self.cache.by_calls, input),
-            _ => call_check::is_caller(frame, next, &mut self.cache.by_calls, input),
+            (_, Proof::NeedsCall) => call::is_called_from(frame, next, &mut self.cache.by_calls, input),
+            _ => call::is_caller(frame, next, &mut self.cache.by_calls, input),
         }
     }
 
@@ -607,7 +609,148 @@ fn by_record(sp: u64, record: u64, words: Words<'_>) -> Option<Caller> {
     (record >= sp).then_some(Caller { return_address, sp: record.wrapping_add(16), frame_pointer })
 }
 
-#[cfg(test)]
-mod hostile;
-#[cfg(test)]
-mod tests;
+// ---- The step from a frame to its caller by a rule, by the frame record, or by a leaf's code. Input: a frame, a
+// rule; output: the caller's frame, not yet checked. Not for: common steps, which need only three registers (see
+// `unwinder.rs`).
+
+/// A frame of x86_64: [`walk::frame::Frame`](crate::walk::frames::Frame).
+pub(super) type Frame = crate::walk::frames::Frame<X86_64>;
+
+impl Frame {
+    /// The caller by the rule at the frame's address.
+    pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
+        match rule.kind() {
+            RuleKind::FramePointer if self.registers[RBP] == UNKNOWN_REGISTER => {
+                let saved = cache.saved(self.address, input.code);
+                self.with_frame_pointer(input).ok_or(Failure::Refused)?.ordinary(rule, saved, input)
+            }
+            RuleKind::StackPointer | RuleKind::FramePointer => {
+                let saved = cache.saved(self.address, input.code);
+                self.ordinary(rule, saved, input)
+            }
+            RuleKind::Unusual => self.caller_by_row(cache.unusual(rule).ok_or(Failure::Refused)?, input),
+            RuleKind::Marked => self.by_record(None, input),
+            RuleKind::Unknown | RuleKind::Root | RuleKind::Fiber => Err(Failure::Refused),
+        }
+    }
+
+    fn ordinary(&self, rule: Rule, saved: SavedProfile, input: &Input<'_>) -> Result<Frame, Failure> {
+        // Swift marks frame pointers above their address (see `fp::follow`).
+        let base = match rule.kind() {
+            RuleKind::StackPointer => self.registers[RSP],
+            _ => self.registers[RBP] & input.address_mask,
+        };
+        let at = |words: i64| Avma(base.wrapping_add_signed(words * 8));
+        let address = self.word(at(rule.return_at()), input)?;
+        let mut next = *self;
+        // Below the stack pointer: an epilogue has already popped it, which compilers' rows do not describe.
+        if rule.saves_frame_pointer() && at(rule.frame_pointer_at()) >= self.sp() {
+            next.registers[RBP] = self.word(at(rule.frame_pointer_at()), input)?;
+        }
+        for (register, words) in saved.iter().filter(|(_, words)| at(*words) >= self.sp()) {
+            next.registers[register] = self.word(at(words), input)?;
+        }
+        Ok(next.called_from(at(rule.cfa()).0, address, input))
+    }
+
+    /// The caller by the frame record at rbp, or, for a leaf at an instruction without a record, by the return
+    /// address this many bytes above the stack pointer.
+    pub(super) fn by_record(&self, unframed: Option<u64>, input: &Input<'_>) -> Result<Frame, Failure> {
+        match unframed {
+            Some(bytes) => {
+                let slot = Avma(self.sp().0.wrapping_add(bytes));
+                Ok(self.called_from(slot.0.wrapping_add(8), self.word(slot, input)?, input))
+            }
+            None => self.caller_by_record(self.registers[RBP] & input.address_mask, input),
+        }
+    }
+}
+
+// ---- The last resort: if neither unwind information nor code nor a frame record leads to a caller, a word on the
+// stack that is a return address may be it. Input: the frame where the walk is stuck; output: more frames, or
+// none.
+//
+// Stale words look like live ones. So a word counts only if its call leads to the address where the walk is stuck
+// (`call_check.rs`), and if the walk continues from it to the thread's first function without a second scan; and
+// the stack is still reported separately ([`StackEnd::StackScan`]).
+
+/// Distance above the stack pointer that is searched for a return address.
+const BYTES_MAX: u64 = 4096;
+/// Limit on return addresses tried.
+const TRIES_MAX: u32 = 16;
+/// Limit on the size of a JIT function.
+const FUNCTION_BYTES_MAX: u64 = 64 << 10;
+/// Limit on calls followed to the address where the walk is stuck; none if that rarely succeeds (SBCL's code,
+/// which has no tables, would be followed from as many calls at each new program counter).
+const FOLLOWED_MAX: u32 = 16;
+
+/// Whether the call before a return address is worth following to `stuck`: JIT functions continue after their
+/// entries, and there are many calls on their stacks.
+fn may_lead_to(address: CodeAddress, stuck: &Frame, code: &dyn Code) -> bool {
+    let at = stuck.address.lookup().at();
+    let is_near = |entry: Avma| at.0.checked_sub(entry.0).is_some_and(|bytes| bytes < FUNCTION_BYTES_MAX);
+    !code.traits(at).is_jit || call::calls::<X86_64>(address, code).is_some_and(is_near)
+}
+
+impl Unwinder {
+    /// Scans from the stack pointer of `stuck`, the last frame of `out`, upward.
+    pub(super) fn reconnect(
+        &mut self,
+        stuck: &Frame,
+        walked: WalkResult,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> WalkResult {
+        let found = out.len();
+        let slots = stuck.sp().0.checked_next_multiple_of(8).map(Avma);
+        let slots = slots.and_then(|first| Some((first, first.checked_add(BYTES_MAX)?)));
+        let Some((mut slot, end)) = slots else { return walked };
+        let mut tries = 0;
+        let follows = !self.cache.searches.is_short();
+        let (mut followed, mut is_found) = (0, false);
+        let mut is_deeper = false;
+        while slot < end && tries < TRIES_MAX && found < input.max_depth {
+            let Some(word) = input.stack.word(slot) else { break };
+            let below = slot;
+            slot = slot + 8;
+            let address = Avma(word);
+            if !input.code.is_code(CodeAddress::Return(address).lookup().at())
+                || !self.cache.is_return(address, input.code)
+            {
+                continue;
+            }
+            let mut frame = *stuck;
+            frame.address = CodeAddress::Return(address);
+            frame.registers[RSP] = below.0 + 8;
+            frame.registers[RETURN_ADDRESS] = word;
+            let mut is_called = call::calls_function_of(frame.address, stuck, input.code);
+            if !is_called
+                && follows
+                && followed < FOLLOWED_MAX
+                && may_lead_to(frame.address, stuck, input.code)
+            {
+                followed += 1;
+                is_called = call::is_called_from(stuck, &frame, &mut self.cache.by_calls, input);
+                is_found |= is_called;
+            }
+            if !is_called {
+                continue;
+            }
+            tries += 1;
+            out.push(frame.address, Method::Scan);
+            let further = self.go_on(UnwindMethod::Auto, &mut frame, input, out);
+            match further.ended {
+                StackEnd::Root | StackEnd::Fiber => {
+                    self.note_search(followed, is_found);
+                    return WalkResult { ended: StackEnd::StackScan, ..further };
+                }
+                StackEnd::DeeperThanCopied => is_deeper = true,
+                _ => {}
+            }
+            out.truncate(found);
+        }
+        self.note_search(followed, is_found);
+        // With more bytes the scan may succeed.
+        if is_deeper { WalkResult { ended: StackEnd::DeeperThanCopied, ..walked } } else { walked }
+    }
+}

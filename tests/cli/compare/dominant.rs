@@ -1,7 +1,7 @@
 //! Programs that consist of one or few functions: there is no rest to compare with.
 
 use stackprof::gate::measurements::FunctionSamples;
-use stackprof::gate::unit::Unit;
+use stackprof::gate::measurements::Unit;
 use stackprof::gate::verdict::{FunctionState, MovedWhy};
 use stackprof::gate::{Measurements, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;

@@ -3,7 +3,7 @@
 //! this noise is modelled after.
 
 use stackprof::gate::measurements::FunctionSamples;
-use stackprof::gate::unit::Unit;
+use stackprof::gate::measurements::Unit;
 use stackprof::gate::verdict::{FunctionState, MovedWhy};
 use stackprof::gate::{Measurements, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;

@@ -3,15 +3,15 @@
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Svma;
-use stackprof::binary::elf::{same_file, structures, variables};
+use stackprof::binary::elf::{same_file, functions};
 use stackprof::binary::object::Object;
 use stackprof::symbol::sections;
 
 fuzz_target!(|data: &[u8]| {
     let _ = sections::all(data);
     // What the tasks of a board are found by; the last name is that of fuzz.sh's seeds.
-    let _ = structures::find(data, &["xLIST", "tskTaskControlBlock", "seed"]);
-    let _ = variables::find(data, &["pxCurrentTCB", "entry"]);
+    let _ = functions::find_structures(data, &["xLIST", "tskTaskControlBlock", "seed"]);
+    let _ = functions::find_variables(data, &["pxCurrentTCB", "entry"]);
     let (head, file) = data.split_at(data.len() / 2);
     let _ = same_file(head, file);
     let Ok(object) = Object::parse(data) else { return };

@@ -3,10 +3,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use stackprof::profile::ByName;
-use stackprof::profile::formats::{folded, folded_read};
+use stackprof::profile::formats::folded;
 
 fuzz_target!(|data: &[u8]| {
-    let Ok(saved) = folded_read::read(data, "fuzz") else { return };
+    let Ok(saved) = folded::read(data, "fuzz") else { return };
     let text = |saved| {
         let mut out = Vec::new();
         folded::write(&ByName::of(saved, false).expect("fits"), &mut out).expect("memory");
@@ -18,6 +18,6 @@ fuzz_target!(|data: &[u8]| {
     if once.split(|byte| *byte == b'\n').any(is_other) {
         return;
     }
-    let again = folded_read::read(once.as_slice(), "fuzz").expect("what is written is read");
+    let again = folded::read(once.as_slice(), "fuzz").expect("what is written is read");
     assert_eq!(text(&again), once);
 });

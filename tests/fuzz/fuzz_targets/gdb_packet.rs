@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 
 use libfuzzer_sys::fuzz_target;
-use stackprof::sources::gdb::packet::{Decoder, Item, encode};
-use stackprof::sources::gdb::stop_reply::StopReply;
+use stackprof::sources::gdb::link::{Decoder, Item, encode};
+use stackprof::sources::gdb::run::StopReply;
 
 fuzz_target!(|data: &[u8]| {
     let (mut decoder, mut items) = (Decoder::default(), VecDeque::new());

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use stackprof::arch::Arch;
 use stackprof::sources::gdb::description::Description;
-use stackprof::sources::gdb::layout::Layout;
+use stackprof::sources::gdb::description::Layout;
 
 fuzz_target!(|data: &[u8]| {
     // The first byte says where the first document ends, and how many bytes of registers are sent.

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stackprof::symbol::jitdump;
+use stackprof::symbol::jit;
 
 fuzz_target!(|data: &[u8]| {
-    let _ = jitdump::loads(data);
+    let _ = jit::loads(data);
 });

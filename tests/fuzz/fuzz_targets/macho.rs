@@ -2,15 +2,15 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stackprof::binary::macho::{CPU_ARM64, MachO, fat, function_starts};
+use stackprof::binary::macho::{self, CPU_ARM64, MachO, function_starts};
 use stackprof::symbol::{Options, name_addresses};
 use stackprof::binary::ImageBytes;
 
 fuzz_target!(|data: &[u8]| {
-    let _ = fat::slices(data);
+    let _ = macho::slices(data);
     let bytes = ImageBytes::new(data.to_vec());
-    let wanted = fat::ImageIdentity { uuid: None, cpu_type: CPU_ARM64, cpu_subtype: 0 };
-    let Ok(bytes) = fat::choose(&bytes, &wanted) else { return };
+    let wanted = macho::ImageIdentity { uuid: None, cpu_type: CPU_ARM64, cpu_subtype: 0 };
+    let Ok(bytes) = macho::choose(&bytes, &wanted) else { return };
     let Ok(macho) = MachO::parse(bytes.bytes()) else { return };
     let _ = function_starts(data, macho.text.start).take(4096).count();
     let start = macho.text.start.0;

@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use stackprof::symbol::{demangle, short_name};
+use stackprof::symbol::demangle;
 
 fuzz_target!(|data: &[u8]| {
-    let _ = short_name::shorten(&demangle::demangle(data));
-    let _ = short_name::shorten(&String::from_utf8_lossy(data));
+    let _ = demangle::shorten(&demangle::demangle(data));
+    let _ = demangle::shorten(&String::from_utf8_lossy(data));
 });

@@ -5,13 +5,13 @@ use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Svma;
 use stackprof::binary::macho::MachO;
 use stackprof::binary::macho::unwind::Unwind;
-use stackprof::binary::macho::unwind_info;
+use stackprof::binary::macho::unwind;
 use stackprof::binary::ImageBytes;
 
 fuzz_target!(|data: &[u8]| {
     for offset in (0..1024).map(|index| index * 16) {
-        if let Some(entry) = unwind_info::find(data, offset) {
-            let _ = (unwind_info::x86_64(entry.encoding, data), unwind_info::arm64(entry.encoding));
+        if let Some(entry) = unwind::find(data, offset) {
+            let _ = (unwind::x86_64(entry.encoding, data), unwind::arm64(entry.encoding));
         }
     }
     let Ok(macho) = MachO::parse(data) else { return };

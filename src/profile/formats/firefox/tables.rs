@@ -6,23 +6,24 @@
 //! caller as a distance, from 70 on a frame has its library.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use serde::Deserialize;
+use serde::ser::{SerializeSeq, Serializer};
+use serde::{Deserialize, Serialize};
 
-use super::super::lists::{Index, NO_INDEX};
-use super::super::malformed::Malformed;
+use crate::escape::file_name;
 use crate::profile::INCOMPLETE;
 use crate::profile::builder::SavedBuilder;
-use crate::profile::full::Full;
-use crate::profile::saved::{Function, Line, Mapping};
+use crate::profile::formats::json::{Index, NO_INDEX};
+use crate::profile::formats::tally::Malformed;
+use crate::profile::saved::{Full, Function, Line, Mapping, SavedProfile, StackRoot};
 
 /// Bit of a frame's flags: it has a library.
 const HAS_LIBRARY: u32 = 2;
 
 /// One of `libs` of a file.
 #[derive(Deserialize)]
-pub(in crate::profile) struct Library<'a> {
+pub(crate) struct Library<'a> {
     #[serde(borrow, default)]
     name: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -31,7 +32,7 @@ pub(in crate::profile) struct Library<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::profile) struct StackTable {
+pub(crate) struct StackTable {
     frame: Vec<Index>,
     #[serde(default)]
     prefix: Option<Vec<Option<Index>>>,
@@ -41,7 +42,7 @@ pub(in crate::profile) struct StackTable {
 }
 
 #[derive(Deserialize)]
-pub(in crate::profile) struct FrameTable {
+pub(crate) struct FrameTable {
     func: Vec<Index>,
     #[serde(default)]
     lib: Option<Vec<Index>>,
@@ -53,7 +54,7 @@ pub(in crate::profile) struct FrameTable {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::profile) struct FuncTable {
+pub(crate) struct FuncTable {
     name: Vec<Index>,
     /// -1 for none.
     #[serde(default)]
@@ -67,19 +68,19 @@ pub(in crate::profile) struct FuncTable {
 
 /// Origins of functions; by resource: the library.
 #[derive(Deserialize)]
-pub(in crate::profile) struct ResourceTable {
+pub(crate) struct ResourceTable {
     #[serde(default)]
     lib: Vec<Index>,
 }
 
 /// The tables of a thread or of the file.
 #[derive(Clone, Copy, Default)]
-pub(in crate::profile) struct Tables<'t> {
-    pub(in crate::profile) stacks: Option<&'t StackTable>,
-    pub(in crate::profile) frames: Option<&'t FrameTable>,
-    pub(in crate::profile) functions: Option<&'t FuncTable>,
-    pub(in crate::profile) resources: Option<&'t ResourceTable>,
-    pub(in crate::profile) names: Option<&'t [Cow<'t, str>]>,
+pub(crate) struct Tables<'t> {
+    pub(crate) stacks: Option<&'t StackTable>,
+    pub(crate) frames: Option<&'t FrameTable>,
+    pub(crate) functions: Option<&'t FuncTable>,
+    pub(crate) resources: Option<&'t ResourceTable>,
+    pub(crate) names: Option<&'t [Cow<'t, str>]>,
 }
 
 impl<'t> Tables<'t> {
@@ -263,5 +264,224 @@ impl Frames<'_> {
             (None, _) => at(&self.resources?.lib, at(&self.functions.resource, function)?),
         };
         self.libraries.get(library? as usize)
+    }
+}
+
+// ---- Tables of a thread in the file's layout: columns of equal length (version 55 of the format).
+
+/// A column of one value.
+pub(super) struct ConstantColumn<T>(pub(super) T, pub(super) usize);
+
+impl<T: Serialize> Serialize for ConstantColumn<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut column = serializer.serialize_seq(Some(self.1))?;
+        for _ in 0..self.1 {
+            column.serialize_element(&self.0)?;
+        }
+        column.end()
+    }
+}
+
+/// A thread.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FileThread<'t> {
+    pub(super) name: &'t str,
+    pub(super) is_main_thread: bool,
+    pub(super) process_type: &'static str,
+    pub(super) process_name: &'t str,
+    pub(super) process_startup_time: f64,
+    pub(super) process_shutdown_time: Option<f64>,
+    pub(super) register_time: f64,
+    pub(super) unregister_time: Option<f64>,
+    pub(super) paused_ranges: [(); 0],
+    pub(super) show_markers_in_timeline: bool,
+    pub(super) pid: &'t str,
+    pub(super) tid: u64,
+    pub(super) samples: SampleColumns<'t>,
+    pub(super) markers: MarkerColumns,
+    pub(super) stack_table: StackColumns<'t>,
+    pub(super) frame_table: FrameColumns,
+    pub(super) func_table: FuncColumns,
+    pub(super) resource_table: ResourceColumns,
+    pub(super) native_symbols: NativeSymbolColumns,
+    pub(super) string_array: &'t [Cow<'t, str>],
+}
+
+/// Samples.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SampleColumns<'t> {
+    pub(super) length: usize,
+    pub(super) weight_type: &'static str,
+    pub(super) stack: &'t [Option<u32>],
+    /// Milliseconds since the previous sample.
+    pub(super) time_deltas: Vec<f64>,
+    pub(super) weight: &'t [u64],
+    #[serde(rename = "threadCPUDelta")]
+    pub(super) thread_cpu_delta: &'t [u64],
+}
+
+/// Stacks.
+#[derive(Serialize)]
+pub(super) struct StackColumns<'t> {
+    pub(super) length: usize,
+    pub(super) prefix: &'t [Option<u32>],
+    pub(super) frame: &'t [u32],
+}
+
+/// Frames.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FrameColumns {
+    pub(super) length: usize,
+    /// -1 for none.
+    pub(super) address: Vec<i64>,
+    pub(super) inline_depth: Vec<u32>,
+    pub(super) category: Vec<u8>,
+    pub(super) subcategory: ConstantColumn<u8>,
+    pub(super) func: Vec<u32>,
+    pub(super) native_symbol: Vec<Option<u32>>,
+    #[serde(rename = "innerWindowID")]
+    pub(super) inner_window_id: ConstantColumn<u8>,
+    pub(super) line: Vec<Option<u32>>,
+    pub(super) column: ConstantColumn<()>,
+}
+
+/// Functions.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FuncColumns {
+    pub(super) length: usize,
+    pub(super) name: Vec<u32>,
+    #[serde(rename = "isJS")]
+    pub(super) is_js: ConstantColumn<bool>,
+    #[serde(rename = "relevantForJS")]
+    pub(super) relevant_for_js: ConstantColumn<bool>,
+    /// -1 for none.
+    pub(super) resource: Vec<i64>,
+    pub(super) file_name: Vec<Option<u32>>,
+    pub(super) line_number: Vec<Option<u32>>,
+    pub(super) column_number: ConstantColumn<()>,
+}
+
+/// Origins of functions: libraries.
+#[derive(Serialize)]
+pub(super) struct ResourceColumns {
+    pub(super) length: usize,
+    pub(super) lib: Vec<u32>,
+    pub(super) name: Vec<u32>,
+    pub(super) host: ConstantColumn<()>,
+    #[serde(rename = "type")]
+    pub(super) kind: ConstantColumn<u8>,
+}
+
+/// Functions as the linker knows them, which others may be inlined into.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct NativeSymbolColumns {
+    pub(super) length: usize,
+    pub(super) address: Vec<u32>,
+    pub(super) function_size: ConstantColumn<()>,
+    pub(super) lib_index: Vec<u32>,
+    pub(super) name: Vec<u32>,
+}
+
+/// Markers: events and losses.
+#[derive(Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct MarkerColumns {
+    pub(super) length: usize,
+    pub(super) category: Vec<u8>,
+    pub(super) data: Vec<MarkerData>,
+    pub(super) start_time: Vec<f64>,
+    pub(super) end_time: Vec<Option<f64>>,
+    pub(super) name: Vec<u32>,
+    pub(super) phase: Vec<u8>,
+}
+
+/// Data of a marker besides its name.
+#[derive(Serialize)]
+pub(super) struct MarkerData {
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) text: String,
+}
+
+/// Converts a time to the format's unit.
+pub(super) fn milliseconds(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+// ---- Categories of the Firefox Profiler: the kind of code of a frame, or the subject of a marker.
+
+/// Names and colours; the numbers below are indices into `meta.categories`.
+pub(super) const CATEGORIES: [(&str, &str); 7] = [
+    ("Other", "grey"),
+    ("User", "yellow"),
+    ("Kernel", "orange"),
+    ("JIT", "magenta"),
+    ("Library", "lightblue"),
+    ("Event", "green"),
+    ("Lost", "red"),
+];
+pub(super) const OTHER: u8 = 0;
+pub(super) const USER: u8 = 1;
+pub(super) const KERNEL: u8 = 2;
+pub(super) const JIT: u8 = 3;
+pub(super) const LIBRARY: u8 = 4;
+pub(super) const EVENT: u8 = 5;
+pub(super) const LOST: u8 = 6;
+
+/// Length to which the kernel truncates process names.
+const NAME_BYTES: usize = 15;
+
+/// Files that are programs: processes of the profile have their names. A file has the same category in all
+/// processes, since the viewer uses neither of two different categories of a frame.
+pub(super) struct Programs<'s>(HashSet<&'s str>);
+
+impl<'s> Programs<'s> {
+    /// The programs of a profile.
+    pub(super) fn of(saved: &'s SavedProfile) -> Programs<'s> {
+        let name = |root: &StackRoot| saved.text(root.process);
+        // Processes that share a name have a number after it.
+        let names = saved.roots().iter().map(name).map(|name| name.split(" (").next().unwrap_or_default());
+        Programs(names.filter(|name| !name.is_empty()).collect())
+    }
+
+    /// Whether a file is a program: `python3.11` is the program of the process `python3`.
+    pub(super) fn has(&self, path: &str) -> bool {
+        let file = file_name(path);
+        if file.contains(".so") || file.ends_with(".dylib") {
+            return false;
+        }
+        let is_of = |name: &&str| {
+            let rest = file.strip_prefix(name);
+            rest.is_some_and(|rest| {
+                rest.is_empty() || name.len() >= NAME_BYTES || !rest.starts_with(char::is_alphabetic)
+            })
+        };
+        self.0.iter().any(is_of)
+    }
+}
+
+#[cfg(test)]
+mod categories_tests {
+    use super::*;
+    use crate::profile::formats::folded;
+
+    #[test]
+    fn files_named_like_a_process_are_programs() {
+        let folded = "python3 (7);a 1\nchrome_crashpad;b 2\nld;c 3\nR;d 1\n";
+        let saved = folded::read(folded.as_bytes(), "a").expect("reads");
+        let programs = Programs::of(&saved);
+        for program in
+            ["/usr/bin/python3.11", "/usr/lib/chrome_crashpad_handler", "/usr/bin/ld", "/usr/bin/R"]
+        {
+            assert!(programs.has(program), "{program}");
+        }
+        for library in ["/lib/ld-linux-x86-64.so.2", "/lib/libR.so", "/usr/bin/Rust", "/b/R.dylib", ""] {
+            assert!(!programs.has(library), "{library}");
+        }
     }
 }

@@ -7,17 +7,21 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::categories::{JIT, KERNEL, LIBRARY, OTHER, Programs, USER};
-use super::columns::{
-    ConstantColumn, FileThread, FrameColumns, FuncColumns, MarkerColumns, NativeSymbolColumns,
-    ResourceColumns, SampleColumns, StackColumns, milliseconds,
-};
+use serde_json::{Value, json};
+
 use super::libraries::Libraries;
-use super::markers::{self, Marker};
+use super::tables::{
+    ConstantColumn, EVENT, FileThread, FrameColumns, FuncColumns, JIT, KERNEL, LIBRARY, LOST, MarkerColumns,
+    MarkerData, NativeSymbolColumns, OTHER, Programs, ResourceColumns, SampleColumns, StackColumns, USER,
+    milliseconds,
+};
+use super::{Threads, unique_pid};
 use crate::profile::formats::html::{FunctionKind, kind_of};
-use crate::profile::root_names::INCOMPLETE;
+use crate::profile::from_recording::INCOMPLETE;
 use crate::profile::saved::{SavedProfile, UNKNOWN};
 use crate::profile::texts::TextId;
+use crate::profile::timeline::{Event, EventKind, ThreadIndex, ThreadTimeline, Timeline};
+use crate::trie::NodeId;
 
 /// Resource type of libraries.
 const RESOURCE_TYPE_LIBRARY: u8 = 1;
@@ -151,7 +155,7 @@ impl<'c, 's> Thread<'c, 's> {
 
     /// Adds markers.
     pub(super) fn add_markers(&mut self, markers: Vec<Marker>) {
-        self.markers = markers::columns(markers, |text| self.string(text));
+        self.markers = columns(markers, |text| self.string(text));
     }
 
     /// The stack for frames of the profile, outermost first.
@@ -395,4 +399,156 @@ fn time_deltas(at_ns: &[u64]) -> Vec<f64> {
         .zip(before)
         .map(|(at_ns, before_ns)| milliseconds(at_ns.saturating_sub(*before_ns)))
         .collect()
+}
+
+// ---- Samples at their times, for the Firefox Profiler: a thread for each thread of the recording.
+//
+// Viewers take the CPU time of a sample since the previous one. So a sample after a pause is preceded by one
+// without a stack and CPU time: a pause is a gap, not a low line. Lost time appears as a gap, too; a marker
+// names the cause.
+
+/// Shorter pauses are ignored: samples of a running thread are not exactly a period apart.
+const PAUSE_PERIODS: f64 = 0.5;
+
+/// Writes the threads of a timeline.
+pub(super) fn write(code: &Code<'_>, timeline: &Timeline, threads: &mut Threads<'_>) -> io::Result<()> {
+    let saved = code.saved;
+    let pause_ns = (saved.about.period_ns().unwrap_or(0.0) * PAUSE_PERIODS) as u64;
+    // By process and its number: its number in the file. Process numbers recur after an exec.
+    let mut pids: HashMap<(TextId, u32), String> = HashMap::new();
+    let mut programs: HashMap<u32, usize> = HashMap::new();
+    for (thread, markers) in timeline.threads.iter().zip(by_thread(saved, timeline)) {
+        let pid = thread.pid.or(saved.about.pid).unwrap_or(0);
+        let file_pid = pids.entry((thread.process, pid)).or_insert_with(|| {
+            let others = programs.entry(pid).or_default();
+            *others += 1;
+            unique_pid(Some(pid), *others - 1)
+        });
+        let identity = Identity {
+            process: saved.text(thread.process),
+            pid: file_pid.clone(),
+            name: saved.text(thread.name),
+            tid: thread.id,
+            is_main: thread.id == u64::from(pid),
+            begun_ns: thread.begun_ns,
+            ended_ns: thread.ended_ns,
+        };
+        let mut written = Thread::new(code, identity);
+        samples(code, thread, pause_ns, &mut written);
+        written.add_markers(markers);
+        threads.add(written)?;
+    }
+    Ok(())
+}
+
+/// Adds the samples of a thread.
+fn samples(code: &Code<'_>, thread: &ThreadTimeline, pause_ns: u64, into: &mut Thread<'_, '_>) {
+    // By node: its stack, and whether the thread waits there.
+    let mut stacks: HashMap<NodeId, (Option<u32>, bool)> = HashMap::new();
+    let mut frames = Vec::new();
+    let mut before_ns = thread.begun_ns;
+    into.add_sample(before_ns, None, 0, 0);
+    for sample in &thread.samples {
+        let (stack, waiting) = match sample.node {
+            Some(node) => *stacks.entry(node).or_insert_with(|| {
+                frames.clear();
+                let root = code.saved.path_of(node, &mut frames);
+                let stack = into.stack(root.is_none_or(|root| root.complete), frames.iter().copied());
+                (stack, root.is_some_and(|root| root.waiting))
+            }),
+            None => (None, false),
+        };
+        let since_ns = sample.at_ns.saturating_sub(sample.weight_ns);
+        if since_ns > before_ns.saturating_add(pause_ns) {
+            into.add_sample(since_ns, None, 0, 0);
+        }
+        // Zero CPU time means that the thread waited.
+        into.add_sample(sample.at_ns, stack, if waiting { 0 } else { sample.weight_ns }, sample.count);
+        before_ns = sample.at_ns;
+    }
+}
+
+// ---- Events and losses as markers of the Firefox Profiler: in its marker chart and table, at their times.
+
+/// Name of the common marker type.
+const TYPE: &str = "stackprof";
+
+/// A marker: an event or a loss.
+#[derive(Clone, Debug)]
+pub(super) struct Marker {
+    pub(super) name: &'static str,
+    pub(super) text: String,
+    pub(super) category: u8,
+    pub(super) at_ns: u64,
+    /// `None` for an instant.
+    pub(super) end_ns: Option<u64>,
+}
+
+/// The marker schema for viewers.
+pub(super) fn schema() -> Value {
+    json!({
+        "name": TYPE,
+        "display": ["marker-chart", "marker-table", "timeline-overview"],
+        "chartLabel": "{marker.data.text}",
+        "tableLabel": "{marker.name}: {marker.data.text}",
+        "fields": [{ "key": "text", "label": "Details", "format": "string", "searchable": true }],
+    })
+}
+
+/// The markers of each thread of a timeline. Those without a thread that has samples are shown with the first
+/// one.
+pub(super) fn by_thread(saved: &SavedProfile, timeline: &Timeline) -> Vec<Vec<Marker>> {
+    let mut markers = vec![Vec::new(); timeline.threads.len()];
+    if markers.is_empty() {
+        return markers;
+    }
+    let threads = ThreadIndex::new(timeline);
+    for event in &timeline.events {
+        let index = threads.of_process(event).filter(|index| *index < markers.len()).unwrap_or(0);
+        markers[index].push(Marker {
+            name: event.kind.words(),
+            text: details(saved, event),
+            category: EVENT,
+            at_ns: event.at_ns,
+            end_ns: None,
+        });
+    }
+    let period_ns = saved.about.period_ns().unwrap_or(f64::INFINITY);
+    markers[0].extend(timeline.losses.iter().map(|loss| Marker {
+        name: "lost samples",
+        text: format!("about {}: {}", loss.words(period_ns), saved.text(loss.reason)),
+        category: LOST,
+        at_ns: loss.since_ns,
+        end_ns: Some(loss.at_ns),
+    }));
+    markers
+}
+
+/// The subject of an event.
+fn details(saved: &SavedProfile, event: &Event) -> String {
+    let text = saved.text(event.text);
+    // A process without samples is named after its first thread.
+    let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);
+    match event.kind {
+        EventKind::ThreadStart | EventKind::ThreadEnd => format!("{text} ({})", event.thread),
+        EventKind::Exec => format!("{text} ({})", event.pid),
+        EventKind::ImageLoad => text.to_owned(),
+        EventKind::ProcessStart | EventKind::ProcessEnd => format!("{process} ({})", event.pid),
+    }
+}
+
+/// The marker columns of a thread; `string` returns the index of a text.
+pub(super) fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str) -> u32) -> MarkerColumns {
+    let mut columns = MarkerColumns::default();
+    for marker in markers {
+        columns.length += 1;
+        columns.category.push(marker.category);
+        columns.data.push(MarkerData { kind: TYPE, text: marker.text });
+        columns.name.push(string(marker.name));
+        columns.start_time.push(milliseconds(marker.at_ns));
+        columns.end_time.push(marker.end_ns.map(milliseconds));
+        // 0 is an instant, 1 an interval.
+        columns.phase.push(u8::from(marker.end_ns.is_some()));
+    }
+    columns
 }

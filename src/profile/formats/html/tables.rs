@@ -7,14 +7,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::columns::{Columns, Form, NUMBER_MAX};
-use super::header::Library;
-use super::inuse::InuseTable;
-use super::matching::{Matching, matched};
+use serde::Serialize;
+
+use super::{Library, Matching, matched};
 use crate::escape::file_name;
-use crate::profile::full::Full;
-use crate::profile::root_names::INCOMPLETE;
-use crate::profile::saved::{Mapping, SavedProfile, StackRoot, UNKNOWN};
+use crate::profile::from_recording::{INCOMPLETE, InuseHistory};
+use crate::profile::saved::{Full, Mapping, SavedProfile, StackRoot, UNKNOWN};
 use crate::profile::texts::{TextId, Texts};
 use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
 use crate::profile::views::by_name::FIBER;
@@ -27,7 +25,7 @@ const ROOT_WAITING: u64 = 2;
 
 /// Kind of a function's code; the numbers are those of src/html/data.js.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::profile::formats) enum FunctionKind {
+pub(crate) enum FunctionKind {
     #[default]
     Code = 0,
     Kernel = 1,
@@ -519,7 +517,7 @@ fn event_text(saved: &SavedProfile, event: &Event) -> String {
 
 /// The kind of a function's code, by its name and the path of its module. Without modules JIT code cannot be
 /// recognised.
-pub(in crate::profile::formats) fn kind_of(name: &str, path: &str, has_modules: bool) -> FunctionKind {
+pub(crate) fn kind_of(name: &str, path: &str, has_modules: bool) -> FunctionKind {
     let is_jit_path = path.is_empty()
         || ["[jit]", "[anon", "//anon", "/memfd:", "[heap]"].iter().any(|p| path.starts_with(p));
     if name.ends_with("_[k]") {
@@ -534,5 +532,167 @@ pub(in crate::profile::formats) fn kind_of(name: &str, path: &str, has_modules: 
         FunctionKind::Jit
     } else {
         FunctionKind::Code
+    }
+}
+
+// ---- Columns of numbers as bytes: each number little-endian in base 128 ("varint"), plain, as the difference to
+// the previous number, or as the distance to its own index. Adjacent numbers are similar, so that gzip
+// compresses well.
+/// Largest number that a script represents exactly.
+pub(super) const NUMBER_MAX: u64 = (1 << 53) - 1;
+
+/// Encoding of the numbers of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Unchanged.
+    Plain,
+    /// The difference to the previous number, with its sign in the lowest bit ("zigzag").
+    Delta,
+    /// The distance from a number to its index.
+    Back,
+}
+
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Form::Plain => "plain",
+            Form::Delta => "delta",
+            Form::Back => "back",
+        }
+    }
+}
+
+/// Concatenated columns.
+#[derive(Default)]
+pub(super) struct Columns {
+    list: Vec<(&'static str, &'static str, usize, usize)>,
+    bytes: Vec<u8>,
+}
+
+impl Columns {
+    /// Adds a column.
+    pub(super) fn add(&mut self, name: &'static str, form: Form, numbers: impl IntoIterator<Item = u64>) {
+        let start = self.bytes.len();
+        let (mut count, mut before) = (0u64, 0u64);
+        for number in numbers {
+            let number = number.min(NUMBER_MAX);
+            self.push(match form {
+                Form::Plain => number,
+                Form::Delta if number >= before => (number - before) << 1,
+                Form::Delta => ((before - number - 1) << 1) | 1,
+                Form::Back => count.saturating_sub(number),
+            });
+            before = number;
+            count += 1;
+        }
+        self.list.push((name, form.name(), count as usize, self.bytes.len() - start));
+    }
+
+    fn push(&mut self, mut number: u64) {
+        while number >= 0x80 {
+            self.bytes.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        self.bytes.push(number as u8);
+    }
+
+    /// Name, form, numbers and bytes of each column.
+    pub(super) fn list(&self) -> &[(&'static str, &'static str, usize, usize)] {
+        &self.list
+    }
+
+    /// All columns.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+// ---- Columns of a page with the bytes in use over time: the times, and for each stack its bytes from a time on.
+//
+// Input: the history of a profile. Output: columns, and the part of the header that names areas. A stack is a root and
+// a node, as in the columns of counts.
+
+/// Index of the peak in the times; callers with an area of their own.
+#[derive(Serialize)]
+pub(super) struct InuseHeader {
+    /// Index of the time when most was in use.
+    peak: u32,
+    /// Callers that had most, the largest first.
+    areas: Vec<String>,
+}
+
+/// Bytes of a stack from a time on.
+struct Row {
+    /// Index into the times.
+    time: u32,
+    /// Root and node.
+    stack: (u32, u32),
+    area: usize,
+    bytes: u64,
+}
+
+/// What was in use over time.
+pub(super) struct InuseTable {
+    times_ns: Vec<u64>,
+    rows: Vec<Row>,
+    pub(super) header: InuseHeader,
+}
+
+impl InuseTable {
+    /// The history of a profile. `stacks` has the root and the node of each node of the profile.
+    pub(super) fn of(history: &InuseHistory, stacks: &[Option<(u32, NodeId)>]) -> InuseTable {
+        let areas = history.areas();
+        // Stacks that differ in nothing that the page shows are one.
+        let mut changes: BTreeMap<(u32, (u32, u32)), (usize, i64)> = BTreeMap::new();
+        for change in history.changes() {
+            let Some((root, node)) = stacks.get(change.node.0 as usize).copied().flatten() else { continue };
+            let area = history.area_of(change.node).unwrap_or(areas.len());
+            let (_, by) = changes.entry((change.time, (root, node.0))).or_insert((area, 0));
+            *by = by.saturating_add(change.by_bytes);
+        }
+        let mut bytes: HashMap<(u32, u32), i64> = HashMap::new();
+        let row = |((time, stack), (area, by)): (_, (_, i64))| {
+            let now = bytes.entry(stack).or_default();
+            *now = now.saturating_add(by);
+            Row { time, stack, area, bytes: u64::try_from(*now).unwrap_or(0) }
+        };
+        InuseTable {
+            rows: changes.into_iter().map(row).collect(),
+            times_ns: history.times_ns().to_vec(),
+            header: InuseHeader { peak: history.peak(), areas: areas.to_vec() },
+        }
+    }
+
+    /// Adds the numbers.
+    pub(super) fn add_to(&self, out: &mut Columns) {
+        use Form::{Delta, Plain};
+        let rows = || self.rows.iter();
+        out.add("moment.time", Delta, self.times_ns.iter().copied());
+        out.add("inuse.moment", Delta, rows().map(|row| row.time.into()));
+        out.add("inuse.root", Plain, rows().map(|row| row.stack.0.into()));
+        out.add("inuse.node", Delta, rows().map(|row| row.stack.1.into()));
+        out.add("inuse.area", Plain, rows().map(|row| row.area as u64));
+        out.add("inuse.bytes", Plain, rows().map(|row| row.bytes));
+    }
+}
+
+#[cfg(test)]
+mod columns_tests {
+    use super::*;
+
+    fn bytes(form: Form, numbers: &[u64]) -> Vec<u8> {
+        let mut columns = Columns::default();
+        columns.add("a", form, numbers.iter().copied());
+        assert_eq!(columns.list(), [("a", form.name(), numbers.len(), columns.bytes().len())]);
+        columns.bytes().to_vec()
+    }
+
+    #[test]
+    fn numbers_have_variable_length() {
+        assert_eq!(bytes(Form::Plain, &[0, 127, 128, 300]), [0, 127, 0x80, 1, 0xac, 2]);
+        assert_eq!(bytes(Form::Delta, &[5, 5, 4, 70]), [10, 0, 1, 0x84, 1]);
+        assert_eq!(bytes(Form::Back, &[0, 0, 1, 1]), [0, 1, 1, 2]);
+        assert_eq!(bytes(Form::Plain, &[u64::MAX]), bytes(Form::Plain, &[NUMBER_MAX]));
+        assert_eq!(bytes(Form::Delta, &[0, u64::MAX, 0]).len(), 17);
     }
 }

@@ -3,10 +3,10 @@
 
 use std::io::Read;
 
+use super::super::folded;
 use super::*;
 use crate::heap::{LiveChange, LiveHistory};
-use crate::profile::formats::folded_read;
-use crate::profile::inuse_history::InuseHistory;
+use crate::profile::from_recording::InuseHistory;
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
 use crate::profile::{About, SavedBuilder, StackRoot, StackValues, TextId};
 use crate::rng::Rng;
@@ -25,7 +25,7 @@ const HOSTILE: [&str; 8] = [
 ];
 
 fn saved(folded: &str) -> SavedProfile {
-    folded_read::read(folded.as_bytes(), "a").expect("reads")
+    folded::read(folded.as_bytes(), "a").expect("reads")
 }
 
 fn html(saved: &SavedProfile, title: &str) -> String {
@@ -122,7 +122,8 @@ fn the_page_is_complete_and_small() {
 #[test]
 fn the_policy_has_the_hashes_of_script_and_style() {
     let page = html(&saved("p;main 1\n"), "t");
-    let digest = |text: &str| format!("'sha256-{}'", base64::encode(&sha256::sha256(text.as_bytes())));
+    let digest =
+        |text: &str| format!("'sha256-{}'", super::page::encode(&super::page::sha256(text.as_bytes())));
     let policy = between(&page, "Content-Security-Policy\" content=\"", "\">");
     assert!(policy.starts_with("default-src 'none'; "), "{policy}");
     assert!(policy.contains(&digest(between(&page, "<script type=\"module\">", "</script>"))), "{policy}");

@@ -6,53 +6,53 @@
 /// Field numbers of messages that are not decoded as a whole.
 pub(super) mod field {
     // ProfilesData
-    pub(in super::super) const RESOURCE_PROFILES: u32 = 1;
-    pub(in super::super) const DICTIONARY: u32 = 2;
+    pub(crate) const RESOURCE_PROFILES: u32 = 1;
+    pub(crate) const DICTIONARY: u32 = 2;
     // ResourceProfiles
-    pub(in super::super) const RESOURCE: u32 = 1;
-    pub(in super::super) const SCOPE_PROFILES: u32 = 2;
+    pub(crate) const RESOURCE: u32 = 1;
+    pub(crate) const SCOPE_PROFILES: u32 = 2;
     // Resource
-    pub(in super::super) const RESOURCE_ATTRIBUTES: u32 = 1;
+    pub(crate) const RESOURCE_ATTRIBUTES: u32 = 1;
     // ScopeProfiles
-    pub(in super::super) const SCOPE: u32 = 1;
-    pub(in super::super) const PROFILES: u32 = 2;
+    pub(crate) const SCOPE: u32 = 1;
+    pub(crate) const PROFILES: u32 = 2;
     // ProfilesDictionary
-    pub(in super::super) const MAPPING_TABLE: u32 = 1;
-    pub(in super::super) const LOCATION_TABLE: u32 = 2;
-    pub(in super::super) const FUNCTION_TABLE: u32 = 3;
-    pub(in super::super) const LINK_TABLE: u32 = 4;
-    pub(in super::super) const STRING_TABLE: u32 = 5;
-    pub(in super::super) const ATTRIBUTE_TABLE: u32 = 6;
-    pub(in super::super) const STACK_TABLE: u32 = 7;
+    pub(crate) const MAPPING_TABLE: u32 = 1;
+    pub(crate) const LOCATION_TABLE: u32 = 2;
+    pub(crate) const FUNCTION_TABLE: u32 = 3;
+    pub(crate) const LINK_TABLE: u32 = 4;
+    pub(crate) const STRING_TABLE: u32 = 5;
+    pub(crate) const ATTRIBUTE_TABLE: u32 = 6;
+    pub(crate) const STACK_TABLE: u32 = 7;
     // Profile
-    pub(in super::super) const SAMPLE_TYPE: u32 = 1;
-    pub(in super::super) const SAMPLES: u32 = 2;
-    pub(in super::super) const TIME_UNIX_NANO: u32 = 3;
-    pub(in super::super) const DURATION_NANO: u32 = 4;
-    pub(in super::super) const PERIOD_TYPE: u32 = 5;
-    pub(in super::super) const PERIOD: u32 = 6;
-    pub(in super::super) const PROFILE_ATTRIBUTES: u32 = 11;
+    pub(crate) const SAMPLE_TYPE: u32 = 1;
+    pub(crate) const SAMPLES: u32 = 2;
+    pub(crate) const TIME_UNIX_NANO: u32 = 3;
+    pub(crate) const DURATION_NANO: u32 = 4;
+    pub(crate) const PERIOD_TYPE: u32 = 5;
+    pub(crate) const PERIOD: u32 = 6;
+    pub(crate) const PROFILE_ATTRIBUTES: u32 = 11;
     // Sample
-    pub(in super::super) const STACK_INDEX: u32 = 1;
-    pub(in super::super) const SAMPLE_ATTRIBUTES: u32 = 2;
-    pub(in super::super) const VALUES: u32 = 4;
-    pub(in super::super) const TIMESTAMPS: u32 = 5;
+    pub(crate) const STACK_INDEX: u32 = 1;
+    pub(crate) const SAMPLE_ATTRIBUTES: u32 = 2;
+    pub(crate) const VALUES: u32 = 4;
+    pub(crate) const TIMESTAMPS: u32 = 5;
     // Stack
-    pub(in super::super) const LOCATION_INDICES: u32 = 1;
+    pub(crate) const LOCATION_INDICES: u32 = 1;
     // KeyValue and KeyValueAndUnit
-    pub(in super::super) const KEY: u32 = 1;
-    pub(in super::super) const VALUE: u32 = 2;
-    pub(in super::super) const KEY_INDEX: u32 = 3;
-    pub(in super::super) const UNIT: u32 = 3;
+    pub(crate) const KEY: u32 = 1;
+    pub(crate) const VALUE: u32 = 2;
+    pub(crate) const KEY_INDEX: u32 = 3;
+    pub(crate) const UNIT: u32 = 3;
     // AnyValue
-    pub(in super::super) const TEXT: u32 = 1;
-    pub(in super::super) const BOOL: u32 = 2;
-    pub(in super::super) const INT: u32 = 3;
-    pub(in super::super) const ARRAY: u32 = 5;
-    pub(in super::super) const BYTES: u32 = 7;
-    pub(in super::super) const TEXT_INDEX: u32 = 8;
+    pub(crate) const TEXT: u32 = 1;
+    pub(crate) const BOOL: u32 = 2;
+    pub(crate) const INT: u32 = 3;
+    pub(crate) const ARRAY: u32 = 5;
+    pub(crate) const BYTES: u32 = 7;
+    pub(crate) const TEXT_INDEX: u32 = 8;
     // ArrayValue
-    pub(in super::super) const ARRAY_VALUES: u32 = 1;
+    pub(crate) const ARRAY_VALUES: u32 = 1;
 }
 
 /// Kind (`cpu`) and unit (`nanoseconds`) of a value; both are strings of the table.

@@ -3,6 +3,7 @@
 //! The fields of the message are written as they are created, so that memory does not grow with the size of
 //! the file. Only data that a stack refers to is written.
 
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 use flate2::Compression;
@@ -10,14 +11,15 @@ use flate2::write::GzEncoder;
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
-use super::proto::{Function, Label, Line, Location, Mapping, Sample, ValueType, field};
-use super::{label, metadata};
+use super::{Function, Label, Line, Location, Mapping, Sample, ValueType, field, label};
+use crate::profile::StackFrame;
 use crate::profile::about::SAMPLES;
-use crate::profile::labels::LabelValue;
-use crate::profile::saved::{Frame, SavedProfile, StackRoot};
+use crate::profile::formats::json::weight_ns;
+use crate::profile::formats::pprof;
+use crate::profile::saved::{Frame, LabelValue, SavedProfile, StackRoot, StackValues};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::Timeline;
-use crate::profile::values::StackValues;
+use crate::trie::NodeId;
 
 /// Bytes of messages collected before compression.
 const BUFFER_BYTES: usize = 1 << 16;
@@ -121,12 +123,12 @@ impl Writer<'_, '_> {
         }
         self.number(field::TIME_NANOS, about.time_unix_ns.unwrap_or(0))?;
         self.number(field::DURATION_NANOS, about.duration_ns.unwrap_or(0))?;
-        for comment in metadata::to_comments(about) {
+        for comment in pprof::to_comments(about) {
             let comment = self.strings.own(&comment);
             self.number(field::COMMENT, comment.unsigned_abs())?;
         }
         if self.timeline.is_some() && saved.roots().iter().all(|root| root.thread.is_none()) {
-            let comment = self.strings.own(metadata::MERGED_THREADS);
+            let comment = self.strings.own(pprof::MERGED_THREADS);
             self.number(field::COMMENT, comment.unsigned_abs())?;
         }
         let used = self.samples(period_ns)?;
@@ -436,4 +438,89 @@ fn too_large(count: u64) -> io::Error {
             "a stack has {count} {unit}, more than pprof can hold with their CPU time; write folded instead"
         ),
     )
+}
+
+// ---- Samples of a timeline in pprof: separate ones, with labels for time and thread.
+
+impl Writer<'_, '_> {
+    /// Writes the samples; marks their frames in `used`.
+    pub(super) fn timed_samples(
+        &mut self,
+        timeline: &Timeline,
+        keys: &Keys,
+        used: &mut [bool],
+        period_ns: Option<f64>,
+    ) -> io::Result<()> {
+        let saved = self.saved;
+        let [pid, cpu_key, time, weight, unit] =
+            [label::PID, label::CPU, label::TIME, label::WEIGHT, label::NANOSECONDS]
+                .map(|text| self.strings.own(text));
+        let number =
+            |key, num: u64| Label { key, num: num.cast_signed(), num_unit: unit, ..Label::default() };
+        let begin_ns = saved.about.time_unix_ns.unwrap_or(0);
+        let mut stacks: HashMap<NodeId, Stack> = HashMap::new();
+        let mut sample = Sample::default();
+        for thread in &timeline.threads {
+            let lost = StackRoot::of(thread.process);
+            for timed in &thread.samples {
+                let stack = timed.node.map(|node| {
+                    &*stacks.entry(node).or_insert_with(|| {
+                        let stack = Stack::of(saved, node);
+                        for id in &stack.frames {
+                            if let Some(used) = used.get_mut(*id as usize - 1) {
+                                *used = true;
+                            }
+                        }
+                        stack
+                    })
+                });
+                let root = stack.and_then(|stack| stack.root).unwrap_or(&lost);
+                sample.location_id.clear();
+                sample.location_id.extend(stack.iter().flat_map(|stack| &stack.frames));
+                sample.label.clear();
+                self.labels(root, keys, &mut sample.label);
+                if root.thread.is_none() {
+                    let (str, num) = (self.strings.text(thread.name), thread.id.cast_signed());
+                    sample.label.push(Label { key: keys.thread, str, ..Label::default() });
+                    sample.label.push(Label { key: keys.tid, num, ..Label::default() });
+                }
+                if let Some(id) = thread.pid {
+                    sample.label.push(Label { key: pid, num: id.into(), ..Label::default() });
+                }
+                if let Some(cpu) = timed.cpu {
+                    sample.label.push(Label { key: cpu_key, num: cpu.into(), ..Label::default() });
+                }
+                sample.label.push(number(time, begin_ns.saturating_add(timed.at_ns)));
+                if timed.weight_ns != weight_ns(timed.count, period_ns.unwrap_or(0.0)) {
+                    sample.label.push(number(weight, timed.weight_ns));
+                }
+                set_values(&mut sample, timed.count, root.waiting, period_ns)?;
+                self.message(field::SAMPLE, &sample)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A stack of a timeline.
+struct Stack<'s> {
+    root: Option<&'s StackRoot>,
+    /// Ids of its locations, leaf first.
+    frames: Vec<u64>,
+}
+
+impl Stack<'_> {
+    fn of(saved: &SavedProfile, node: NodeId) -> Stack<'_> {
+        let mut stack = Stack { root: None, frames: Vec::new() };
+        let mut at = Some(node);
+        while let Some(here) = at {
+            match saved.trie().key(here) {
+                Some(StackFrame::Root(root)) => stack.root = saved.roots().get(root as usize),
+                Some(StackFrame::Frame(frame)) => stack.frames.push(u64::from(frame) + 1),
+                None => {}
+            }
+            at = saved.trie().parent(here);
+        }
+        stack
+    }
 }

@@ -7,25 +7,21 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-use super::super::extra::Extra;
-use super::super::fractions::Fractions;
-use super::super::lists::{Lists, NO_INDEX};
-use super::super::malformed::Malformed;
 use super::super::tally::Tally;
-use super::evented::{self, Event};
-use super::frame::{ExtraThread, FileFrame, WAITING};
-use super::reader::{Reader, Scale, TIME, Unit};
+use super::{ExtraThread, FileFrame, WAITING};
 use crate::profile::DEPTH_MAX;
-use crate::profile::about::About;
+use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
-use crate::profile::full::Full;
-use crate::profile::root_names::INCOMPLETE;
-use crate::profile::saved::{SavedProfile, StackRoot};
+use crate::profile::formats::json::{Extra, Index, Lists, NO_INDEX};
+use crate::profile::formats::tally::{Fractions, Malformed};
+use crate::profile::from_recording::INCOMPLETE;
+use crate::profile::saved::{Full, Function, Line, SavedProfile, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
+use crate::trie::NodeId;
 
 /// One of `profiles` of a file.
 #[derive(Deserialize)]
-pub(in crate::profile::formats) struct OneProfile<'a> {
+pub(crate) struct OneProfile<'a> {
     #[serde(rename = "type", borrow)]
     kind: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -55,7 +51,7 @@ impl OneProfile<'_> {
 ///
 /// # Errors
 /// The error and its position, as a line for people without the name of the file.
-pub(in crate::profile::formats) fn read(
+pub(crate) fn read(
     shared: &[FileFrame<'_>],
     profiles: &[OneProfile<'_>],
     extra: Option<&Extra<'_>>,
@@ -109,7 +105,7 @@ pub(in crate::profile::formats) fn read(
                 }
             }
             "evented" => {
-                evented::read(&mut reader, &profile.events, profile.end_value, number, root, tally)?;
+                read_evented(&mut reader, &profile.events, profile.end_value, number, root, tally)?;
             }
             kind => {
                 return Err(
@@ -221,4 +217,196 @@ fn units(profiles: &[OneProfile<'_>]) -> Result<(Vec<Unit>, &'static str), Malfo
     }
     let most = sums.iter().rev().max_by_key(|(_, sum)| *sum);
     Ok((units, most.map_or(TIME, |(kind, _)| kind)))
+}
+
+// ---- State while speedscope's JSON is read: the meaning of the file's numbers, and how weights are counted.
+
+/// Unit of times.
+pub(super) const TIME: &str = "nanoseconds";
+
+/// The profile under construction, and the meaning of the file's numbers.
+pub(super) struct Reader {
+    pub(super) builder: SavedBuilder,
+    /// By frame of the file.
+    pub(super) frames: Vec<u32>,
+    pub(super) scale: Scale,
+    pub(super) fractions: Fractions,
+}
+
+impl Reader {
+    pub(super) fn frame(&mut self, frame: &FileFrame<'_>) -> Result<u32, Full> {
+        let builder = &mut self.builder;
+        let function = Function {
+            name: builder.text(&frame.name)?,
+            file: builder.text(frame.file.as_deref().unwrap_or_default())?,
+            ..Function::default()
+        };
+        let line = Line { function: builder.function(function)?, line: frame.line.unwrap_or(0) };
+        builder.frame(0, None, &[line])
+    }
+
+    /// Counts a weight of the file on a node; false if it is invalid.
+    pub(super) fn count(&mut self, node: NodeId, weight: f64) -> Result<bool, Full> {
+        let value = weight * self.scale.factor;
+        let value = if self.scale.is_time { value.round() } else { value };
+        self.fractions.add_number(&mut self.builder, node, value)
+    }
+}
+
+/// Conversion of the file's weights to counts.
+#[derive(Default)]
+pub(super) struct Scale {
+    pub(super) factor: f64,
+    /// Times are whole nanoseconds or periods; other units may have fractions.
+    pub(super) is_time: bool,
+}
+
+impl Scale {
+    /// Begins a profile with weights of a unit.
+    pub(super) fn next(&mut self, about: &mut About, unit: Unit) {
+        self.is_time = unit.kind == TIME;
+        self.factor = match about.period_ns() {
+            Some(period_ns) if self.is_time => unit.factor / period_ns,
+            // Without a rate, the time itself is counted.
+            None if self.is_time => {
+                about.unit = TIME.to_owned();
+                unit.factor
+            }
+            _ => {
+                if unit.kind == "bytes" && about.unit == SAMPLES {
+                    about.unit = unit.kind.to_owned();
+                }
+                unit.factor
+            }
+        };
+    }
+}
+
+/// A unit of speedscope: the quantity, and its factor.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    pub(super) kind: &'static str,
+    pub(super) factor: f64,
+}
+
+// ---- Evented profiles of speedscope: frames that open and close at points in time.
+//
+// Input: events in order. Output: counts of the time that each stack was open. An event without a matching
+// open frame, or with an earlier time, is skipped and counted, and so is a frame that is never closed; time
+// without an open frame is ignored.
+
+/// A frame opens (`O`) or closes (`C`).
+#[derive(Deserialize)]
+pub(super) struct Event<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Cow<'a, str>,
+    frame: Index,
+    at: f64,
+}
+
+/// The open frames, outermost first, and the time of the last change.
+struct Open {
+    root: NodeId,
+    stack: Vec<(u32, NodeId)>,
+    /// By frame of the file: its number of occurrences in the stack.
+    times: Vec<u32>,
+    since: f64,
+}
+
+/// Counts the events of a profile.
+pub(super) fn read_evented(
+    reader: &mut Reader,
+    events: &[Event<'_>],
+    end: Option<f64>,
+    number: usize,
+    root: StackRoot,
+    tally: &mut Tally,
+) -> Result<(), Malformed> {
+    let root = reader.builder.root(root)?;
+    let root = reader.builder.root_node(root)?;
+    let since = events.first().map_or(0.0, |event| event.at);
+    let mut open = Open { root, stack: Vec::new(), times: vec![0; reader.frames.len()], since };
+    for (index, event) in (1..).zip(events) {
+        let of = format_args!("profile {number}, event {index}");
+        let at = |full: Full| Malformed::from(full).at(of);
+        if !open.advance(reader, event.at).map_err(at)? {
+            tally.skip_sample(|| format!("{of}: it is at {}, the one before at {}", event.at, open.since));
+            continue;
+        }
+        let frame = event.frame.0;
+        let Some(known) = reader.frames.get(frame as usize).copied() else {
+            tally.skip_sample(|| format!("{of}: its frame is not there"));
+            continue;
+        };
+        match &*event.kind {
+            "O" if open.stack.len() >= DEPTH_MAX => {
+                return Err(Malformed::from(format!("more than {DEPTH_MAX} functions (DEPTH_MAX)")).at(of));
+            }
+            "O" => {
+                let node = reader.builder.child_node(open.top(), known).map_err(at)?;
+                open.push(frame, node);
+                tally.understand();
+            }
+            "C" if open.is_in(frame) => match open.close(frame) {
+                0 => tally.understand(),
+                inner => {
+                    tally.skip_sample(|| format!("{of}: it closes a frame while {inner} inside it are open"))
+                }
+            },
+            "C" => tally.skip_sample(|| format!("{of}: it closes a frame that is not open")),
+            kind => tally.skip_sample(|| format!("{of}: its type is {kind:?}, expected O or C")),
+        }
+    }
+    if let Some(end) = end {
+        open.advance(reader, end)?;
+    }
+    for _ in &open.stack {
+        tally.skip_sample(|| format!("profile {number}: frames that are never closed: {}", open.stack.len()));
+    }
+    Ok(())
+}
+
+impl Open {
+    fn top(&self) -> NodeId {
+        self.stack.last().map_or(self.root, |(_, node)| *node)
+    }
+
+    fn is_in(&self, frame: u32) -> bool {
+        self.times.get(frame as usize).is_some_and(|times| *times > 0)
+    }
+
+    fn push(&mut self, frame: u32, node: NodeId) {
+        self.stack.push((frame, node));
+        if let Some(times) = self.times.get_mut(frame as usize) {
+            *times += 1;
+        }
+    }
+
+    /// Closes the innermost frame with this number and those inside it; returns how many were inside.
+    fn close(&mut self, frame: u32) -> usize {
+        let mut inner = 0;
+        while let Some((top, _)) = self.stack.pop() {
+            if let Some(times) = self.times.get_mut(top as usize) {
+                *times -= 1;
+            }
+            if top == frame {
+                break;
+            }
+            inner += 1;
+        }
+        inner
+    }
+
+    /// Counts the time up to a point on the open stack; false if that precedes the last one.
+    fn advance(&mut self, reader: &mut Reader, at: f64) -> Result<bool, Full> {
+        let passed = at - self.since;
+        if !(passed >= 0.0 && passed.is_finite()) {
+            return Ok(false);
+        }
+        if passed > 0.0 && !self.stack.is_empty() && !reader.count(self.top(), passed)? {
+            return Ok(false);
+        }
+        self.since = at;
+        Ok(true)
+    }
 }

@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::super::super::recorded_process::FIRST;
-use super::super::super::thread::unknown_status;
 use super::super::super::{Recorder, Sample};
 use super::options;
 use crate::addr::LookupAvma;
 use crate::clock::FakeClock;
 use crate::rng::Rng;
+use crate::sampler::processes::FIRST;
+use crate::sampler::recorder::unknown_status;
 use crate::sources::linux::SimKernel;
 use crate::sources::sim::stepped::{Change, SteppedProcess};
 use crate::sources::{Capture, Observed, PREFETCH_RANGE_BYTES, ThreadId};

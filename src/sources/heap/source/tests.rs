@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command};
 
+use super::super::recorded_process::RingFiles;
 use super::*;
-use crate::sources::heap::process::RingFiles;
 use crate::sources::heap::recorded_process::READ_BYTES_MAX;
 use crate::sources::heap::ring::AllocationRecord;
 use crate::sources::heap::ring::tests::{DATA_SIZE, RingWriter};

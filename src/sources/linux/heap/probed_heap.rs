@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost, TargetMappings};
 use crate::sources::linux::proc::resident_bytes;
-use crate::sources::linux::{describe, refusal, sys, threads};
+use crate::sources::linux::{proc, refusal, sys};
 use crate::sources::pushed::{
     AllocationLosses, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse, TimedEvent,
     UnseenAllocator,
@@ -110,12 +110,8 @@ impl ProbedHeap {
     /// # Errors
     /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) if there is no process to profile, or it cannot be
     /// probed.
-    pub(in crate::sources::linux) fn attach(
-        pid: u32,
-        options: ProbeOptions,
-        clock: RealClock,
-    ) -> Result<ProbedHeap> {
-        let number = describe::process_id(pid)?;
+    pub(crate) fn attach(pid: u32, options: ProbeOptions, clock: RealClock) -> Result<ProbedHeap> {
+        let number = refusal::process_id(pid)?;
         refusal::check_process(number)?;
         let probes = HeapProbes::open(pid, options.every_bytes)?;
         let ProbeCost { entry_ns, return_ns } = probes.cost();
@@ -128,7 +124,7 @@ impl ProbedHeap {
                 entry_ns as f64 / 1000.0
             ),
             stops_interrupt_syscalls: false,
-            ..describe::describe(number)
+            ..refusal::describe(number)
         };
         let mut process = LinuxProcess::new(number, process, Arc::new(TargetFiles::of(number)));
         let images = TargetMappings::open(number).ok();
@@ -143,7 +139,7 @@ impl ProbedHeap {
                 at_ns: began_ns,
                 held_ns: probes.held_ns(),
                 cpu_ns,
-                delayed_ns: threads::delayed_ns(number),
+                delayed_ns: proc::delayed_ns(number),
             },
             resident_bytes: resident_bytes(number).unwrap_or(0),
             resident_more_bytes: 0,
@@ -180,7 +176,7 @@ impl ProbedHeap {
             return Ok(());
         }
         let cpu_ns = perf::process_cpu_ns(self.pid).unwrap_or(self.judgement.cpu_ns);
-        let delayed_ns = threads::delayed_ns(self.pid).max(self.judgement.delayed_ns);
+        let delayed_ns = proc::delayed_ns(self.pid).max(self.judgement.delayed_ns);
         let judgement = Judgement { at_ns: now_ns, held_ns: self.probes.held_ns(), cpu_ns, delayed_ns };
         self.note_resident();
         let percent = self.judgement.slowdown_percent(&judgement);

@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use libc::pid_t;
 
-use super::own_allocator::unseen_allocators;
-use super::survivors;
 use super::without_shim::ProcessesWithoutShim;
+use super::without_shim::unseen_allocators;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
-use crate::sources::heap::process::{HeapProcess, RingFiles, read_image_list};
+use crate::sources::heap::recorded_process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::heap;
 use crate::sources::linux::images::Maps;
 use crate::sources::linux::proc::resident_bytes;
-use crate::sources::linux::{launch, perf, sys, threads};
+use crate::sources::linux::{launch, perf, proc, sys};
 use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
 
@@ -25,7 +25,7 @@ use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
 const PROGRAM_CHECK_NS: u64 = 500_000_000;
 
 /// A process with a ring, or one that will have one.
-pub(in crate::sources) struct LinuxProcess {
+pub(crate) struct LinuxProcess {
     pid: pid_t,
     process: Process,
     maps: Maps,
@@ -59,7 +59,7 @@ impl LinuxProcess {
     /// Assumes that it runs the program of its ring as long as it runs: processes of tests map no
     /// ring.
     #[cfg(test)]
-    pub(in crate::sources) fn trust_program(&mut self) {
+    pub(crate) fn trust_program(&mut self) {
         self.program_checked_ns = u64::MAX - PROGRAM_CHECK_NS;
     }
 
@@ -90,7 +90,7 @@ impl HeapProcess for LinuxProcess {
 
     fn set_ring(&mut self, thread_name: &str, ring: RingFiles) {
         let is_it = self.maps.read_marked(self.pid, &ring.name, &mut Vec::new()) == Ok(true);
-        let name = threads::name(self.pid, self.pid).filter(|_| is_it);
+        let name = proc::name(self.pid, self.pid).filter(|_| is_it);
         self.process.name = name.unwrap_or_else(|| thread_name.to_owned());
         self.ring = Some(ring);
     }
@@ -112,7 +112,7 @@ impl HeapProcess for LinuxProcess {
         // (mm/process_vm_access.c). Its first thread may have none, and sandboxes forbid the call.
         let read = sys::read_memory(self.pid, 0, &mut [0]);
         let has_memory = read.map_or_else(|error| error.raw_os_error() == Some(libc::EFAULT), |_| true);
-        !has_memory && threads::living_thread(self.pid).is_none()
+        !has_memory && proc::living_thread(self.pid).is_none()
     }
 
     fn has_left_program(&mut self, now_ns: u64, is_last: bool) -> bool {
@@ -156,7 +156,7 @@ impl HeapProcess for LinuxProcess {
     }
 
     fn survivors(&self, directory: &Path) -> usize {
-        survivors::count(directory.as_os_str().as_bytes())
+        heap::count(directory.as_os_str().as_bytes())
     }
 
     fn child_end(&mut self) -> Option<ExitStatus> {
@@ -164,7 +164,7 @@ impl HeapProcess for LinuxProcess {
     }
 
     fn last_name(&self) -> Option<String> {
-        threads::name(self.pid, self.pid)
+        proc::name(self.pid, self.pid)
     }
 
     fn forward_signal(&self) {
@@ -186,7 +186,7 @@ impl Observed for LinuxProcess {
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        threads::name(self.pid, pid_t::try_from(thread.0).ok()?)
+        proc::name(self.pid, pid_t::try_from(thread.0).ok()?)
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {

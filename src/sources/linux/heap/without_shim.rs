@@ -4,15 +4,21 @@
 //! between two scans is not seen: the counts are lower bounds.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use libc::pid_t;
 
-use super::load_method::LoadMethod;
+use crate::binary::elf::functions;
+use crate::binary::files::map_regular;
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use crate::sources::linux::perf::is_c_library;
 use crate::sources::linux::sys;
 use crate::sources::proc_file;
+use crate::sources::pushed::UnseenAllocator;
 
 /// Most processes per scan: each costs some 20 microseconds.
 const PROCESSES_MAX: usize = 256;
@@ -147,6 +153,144 @@ fn children(pid: pid_t) -> Vec<pid_t> {
         .collect()
 }
 
+// ---- How the system loads a program: whether a preloaded library comes with it.
+//
+// Input: the program's file, hostile. Output: a [`LoadMethod`].
+
+/// How the system loads a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoadMethod {
+    Dynamic,
+    Static,
+    OtherRights,
+    OtherClass,
+}
+
+impl LoadMethod {
+    pub(super) fn of(path: &Path) -> LoadMethod {
+        let gains_rights = fs::metadata(path).is_ok_and(|metadata| {
+            let by_owner = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != sys::effective_uid();
+            by_owner || metadata.mode() & libc::S_ISGID != 0 || sys::has_file_capabilities(path)
+        });
+        let mut head = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(64 << 10).read_to_end(&mut head));
+        match read {
+            _ if gains_rights => LoadMethod::OtherRights,
+            Ok(_) => LoadMethod::of_head(&head),
+            Err(_) => LoadMethod::Dynamic,
+        }
+    }
+
+    /// Decides by the first bytes of a program; a script is loaded by its interpreter.
+    pub(super) fn of_head(head: &[u8]) -> LoadMethod {
+        const PT_INTERP: u32 = 3;
+        if !head.starts_with(b"\x7fELF") {
+            return LoadMethod::Dynamic;
+        }
+        let short = |at: usize| Some(u16::from_ne_bytes(head.get(at..at + 2)?.try_into().ok()?));
+        let half = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
+        let long =
+            |at: usize| usize::try_from(u64::from_ne_bytes(head.get(at..at + 8)?.try_into().ok()?)).ok();
+        let own_machine = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+        if head.get(4) != Some(&2) || short(18) != Some(own_machine) {
+            return LoadMethod::OtherClass;
+        }
+        let has_interpreter = || {
+            let (table, size, count) = (long(32)?, usize::from(short(54)?), usize::from(short(56)?));
+            let mut headers = (0..count).map(|index| table.saturating_add(index * size));
+            Some(headers.any(|at| half(at) == Some(PT_INTERP)))
+        };
+        if has_interpreter() == Some(true) { LoadMethod::Dynamic } else { LoadMethod::Static }
+    }
+}
+
+// ---- Allocators inside of a program or a library, whose calls reach no preloaded library.
+//
+// Input: the bytes of an ELF file, hostile. Output: the name that its `malloc` has there. The dynamic loader resolves
+// `malloc` to the definition of the program before that of any library, preloaded or not; under another name
+// (`je_malloc`) nothing is resolved at all.
+
+/// Names of `malloc`, and the allocator that has it.
+const NAMES: [(&str, &str); 7] = [
+    ("malloc", "an allocator of its own"),
+    ("je_malloc", "an allocator of its own, jemalloc"),
+    ("_rjem_malloc", "an allocator of its own, jemalloc"),
+    ("_rjem_mallocx", "an allocator of its own, jemalloc"),
+    ("mi_malloc", "an allocator of its own, mimalloc"),
+    ("tc_malloc", "an allocator of its own, tcmalloc"),
+    ("rallocx", "an allocator of its own, jemalloc"),
+];
+
+/// An allocator in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OwnAllocator {
+    /// What it is, without an article of the file: `an allocator of its own, jemalloc`.
+    pub(super) what: &'static str,
+    /// The name that its malloc has.
+    pub(super) malloc: &'static str,
+    /// Another name that it has beside `malloc`.
+    other: Option<&'static str>,
+}
+
+impl OwnAllocator {
+    /// The allocator in a program.
+    pub(super) fn of_program(file: &[u8]) -> Option<OwnAllocator> {
+        let found = functions::find_entries(file, &NAMES.map(|(name, _)| name));
+        let mut known = NAMES.iter().zip(found);
+        let ((malloc, what), _) = known.find(|(_, entry)| entry.is_some())?;
+        // What has more than the name `malloc` is known better by it.
+        let better = known.find(|(_, entry)| entry.is_some()).map(|(named, _)| *named);
+        let what = better.map_or(*what, |(_, what)| what);
+        Some(OwnAllocator { what, malloc, other: better.map(|(name, _)| name) })
+    }
+
+    /// That of a program's file.
+    pub(super) fn of_path(path: &Path) -> Option<OwnAllocator> {
+        OwnAllocator::of_program(map_regular(path).ok()?.bytes())
+    }
+}
+
+/// The allocators of a process that calls do not leave: those of its program, and of libraries under names of their own.
+pub(super) fn unseen_allocators(
+    mappings: &[Mapping],
+    mut bytes: impl FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
+) -> Vec<UnseenAllocator> {
+    let mut files: Vec<&Mapping> =
+        mappings.iter().filter(|mapping| mapping.kind == MappingKind::File).collect();
+    files.dedup_by_key(|mapping| mapping.identity);
+    let mut unseen: Vec<UnseenAllocator> = Vec::new();
+    for mapping in &files {
+        if is_c_library(&mapping.path) {
+            continue;
+        }
+        let Ok(file) = bytes(mapping) else { continue };
+        let Some(own) = OwnAllocator::of_program(file.bytes()) else { continue };
+        let mut malloc = own.malloc;
+        // Calls of a library's malloc reach the shim first, those by its other names do not.
+        if malloc == "malloc" && LoadMethod::of_head(file.bytes()) != LoadMethod::Dynamic {
+            let Some(other) = own.other.filter(|other| other.ends_with("_malloc")) else { continue };
+            let names = [other, &other.replace("malloc", "free")];
+            if !files
+                .iter()
+                .any(|user| bytes(user).is_ok_and(|user| functions::imports(user.bytes(), &names)))
+            {
+                continue;
+            }
+            malloc = other;
+        }
+        let name = mapping.path.rsplit('/').next().unwrap_or_default();
+        let what = format!("{name} has {} ({malloc})", own.what);
+        if unseen.iter().all(|known| known.functions != what) {
+            unseen.push(UnseenAllocator { functions: what, next: NEXT.to_owned() });
+        }
+    }
+    unseen
+}
+
+/// What helps.
+pub(super) const NEXT: &str =
+    "its calls do not reach the heap shim; probes see them while it runs: sudo stackprof heap --pid N";
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -225,5 +369,68 @@ mod tests {
         for child in &mut children {
             child.kill().and_then(|()| child.wait()).unwrap();
         }
+    }
+}
+
+#[cfg(test)]
+mod load_method_tests {
+    use super::*;
+
+    /// The header of a program with these program headers: type, and text of each.
+    fn head(machine: u16, headers: &[(u32, &str)]) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        bytes[..5].copy_from_slice(b"\x7fELF\x02");
+        bytes[18..20].copy_from_slice(&machine.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&64u64.to_ne_bytes());
+        bytes[54..56].copy_from_slice(&56u16.to_ne_bytes());
+        bytes[56..58].copy_from_slice(&(headers.len() as u16).to_ne_bytes());
+        let mut text_at = 64 + 56 * headers.len();
+        for (kind, text) in headers {
+            let mut header = [0; 56];
+            header[..4].copy_from_slice(&kind.to_ne_bytes());
+            header[8..16].copy_from_slice(&(text_at as u64).to_ne_bytes());
+            header[32..40].copy_from_slice(&(text.len() as u64).to_ne_bytes());
+            text_at += text.len();
+            bytes.extend_from_slice(&header);
+        }
+        headers.iter().for_each(|(_, text)| bytes.extend_from_slice(text.as_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn the_header_shows_how_a_program_is_loaded() {
+        let own = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+        let dynamic = head(own, &[(1, ""), (3, "/lib64/ld-linux-x86-64.so.2\0")]);
+        for (bytes, expected) in [
+            (dynamic.clone(), LoadMethod::Dynamic),
+            (head(own, &[(1, ""), (3, "/lib/ld-musl-x86_64.so.1\0")]), LoadMethod::Dynamic),
+            (head(own, &[(1, "")]), LoadMethod::Static),
+            (head(40, &[(3, "/lib/ld.so")]), LoadMethod::OtherClass),
+            (b"#!/bin/sh\n".to_vec(), LoadMethod::Dynamic),
+        ] {
+            assert_eq!(LoadMethod::of_head(&bytes), expected);
+        }
+        // Truncated or overwritten anywhere.
+        for end in 0..dynamic.len() {
+            let _ = LoadMethod::of_head(&dynamic[..end]);
+        }
+        for at in 0..dynamic.len() {
+            let mut bytes = dynamic.clone();
+            bytes[at] = 0xff;
+            let _ = LoadMethod::of_head(&bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod own_allocator_tests {
+    use super::*;
+
+    #[test]
+    fn a_libc_has_its_malloc_and_this_program_none() {
+        // Of the C library, whatever its name, and of this program, which calls it.
+        let own = std::fs::read("/proc/self/exe").unwrap_or_default();
+        assert_eq!(OwnAllocator::of_program(&own), None);
+        assert_eq!(OwnAllocator::of_program(b"\x7fELF"), None);
     }
 }

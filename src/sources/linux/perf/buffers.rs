@@ -59,7 +59,7 @@ impl Usage {
 }
 
 /// Elements of a [`Pool`].
-pub(super) trait Buffer {
+pub(crate) trait Buffer {
     /// Its large part.
     fn bytes(&mut self) -> &mut Vec<u8>;
 }
@@ -78,7 +78,7 @@ impl Buffer for Box<Capture> {
 
 /// Spare buffers for later batches: as many, and as long, as those of the last round needed.
 #[derive(Debug)]
-pub(super) struct Pool<T> {
+pub(crate) struct Pool<T> {
     spare: Vec<T>,
     /// Total capacity, and bytes freed in this batch.
     held: usize,

@@ -14,40 +14,39 @@
 //! | `waits/` | context switches | waits |
 //!
 //! `source.rs` drives them and the events.
+#![allow(unsafe_code)]
 
 mod bpf;
 mod buffers;
-mod clocks;
 mod cpu_time;
 mod events;
 mod heap_probes;
 mod pipeline;
 mod process;
-mod reorder;
-mod ring;
+pub(super) mod reorder;
+pub(super) mod ring;
 #[cfg(test)]
 mod simulated_kernel;
 mod source;
 mod stack;
-mod waits;
+pub(super) mod waits;
 
 use std::io;
 use std::sync::Arc;
 
 use libc::pid_t;
 
+use self::events::attributes::{EventOptions, Scope, SwitchOptions};
+use self::events::set::{self, cpu_count, scope_for};
 use super::files::TargetFiles;
-use super::launch::{Launch, Spawner};
-use super::refusal::{Call, EventScope};
-use super::{describe, launch, refusal, threads};
+use super::launch::{self, Launch, Spawner};
+use super::proc;
+use super::refusal::{self, Call, EventScope};
 use crate::clock::RealClock;
 use crate::error::Error;
 use crate::sources::signals::{self, Phase};
 use crate::sources::{Process, ProcessSelection, Sampling};
 use bpf::sample_filter::SampleFilter;
-use events::cpus::{cpu_count, scope_for};
-use events::options::{EventOptions, Scope, SwitchOptions};
-use events::rings;
 use events::set::Events;
 use process::entry::ProcessEntry;
 use process::filter::ProcessFilter;
@@ -55,12 +54,12 @@ use source::SourceStart;
 use stack::stack_size::EventStackSize;
 use stack::stacks::Stacks;
 
+pub(super) use self::process::filter::{all_processes, parent_of};
+pub(super) use self::ring::of_waiting as registers_of_waiting;
 pub(super) use bpf::kernel_names;
-pub(super) use clocks::{monotonic_ns, process_cpu_ns, update_thread_clocks};
 pub(super) use heap_probes::{HeapProbes, HeapSample, ProbeCost, TargetMappings, is_c_library};
-pub(super) use process::procfs::{all_processes, parent_of};
-pub(super) use ring::registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;
+
 #[cfg(test)]
 pub(crate) use stack::SimKernel;
 
@@ -91,7 +90,7 @@ type Attempt = std::result::Result<PerfSource, OpenFailure>;
 pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: RealClock) -> Attempt {
     let mut listed = Vec::new();
     for pid in &chosen.pids {
-        let pid = describe::process_id(*pid)?;
+        let pid = refusal::process_id(*pid)?;
         refusal::check_process(pid)?;
         if let Err(error) = refusal::try_reading(pid) {
             if error.kind() == std::io::ErrorKind::NotFound {
@@ -140,7 +139,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) when it cannot be run.
 pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, spawner: &Spawner) -> Attempt {
     let children = sampling.children;
-    let held = launch::hold(spawner, command).map_err(|error| describe::cannot_run(command, &error))?;
+    let held = launch::hold(spawner, command).map_err(|error| refusal::cannot_run(command, &error))?;
     let pid = held.pid;
     let mut filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
     // On refusal, `held` is dropped, and the new process ends without running the command.
@@ -160,8 +159,8 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
         return Err(OpenFailure::Refused(refused(&error, EventScope::OwnCode, Some((pid, true)))));
     }
     signals::enter(Phase::Launch);
-    let started = held.go().map_err(|error| describe::cannot_run(command, &error))?;
-    started.join().map_err(|error| describe::cannot_run(command, &error))?;
+    let started = held.go().map_err(|error| refusal::cannot_run(command, &error))?;
+    started.join().map_err(|error| refusal::cannot_run(command, &error))?;
     source.set_spawned(describe(pid, options));
     Ok(source)
 }
@@ -201,7 +200,7 @@ fn describe(pid: pid_t, options: EventOptions) -> Process {
         backend: "perf_event",
         backend_why: format!("{kernel}, {over}{waits}"),
         stops_interrupt_syscalls: false,
-        ..describe::describe(pid)
+        ..refusal::describe(pid)
     }
 }
 
@@ -222,7 +221,7 @@ fn open(
         kernel_frames,
         many: pids.is_empty(),
     });
-    let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
+    let threads = pids.iter().map(|pid| proc::list(*pid).map_or(1, |threads| threads.len())).sum();
     // Otherwise each started process would inherit an event per CPU.
     let first = if many { Scope::Cpus } else { scope_for(cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
@@ -269,7 +268,7 @@ fn event_scope(scope: Scope, kernel: bool, pids: &[pid_t]) -> EventScope {
 
 /// The refusal for this error of perf_event_open(2). `target`: the process, and whether this one started it.
 fn refused(error: &io::Error, scope: EventScope, target: Option<(pid_t, bool)>) -> Refusal {
-    if rings::is_limit(error) {
+    if set::is_limit(error) {
         return error.to_string();
     }
     let Some(errno) = error.raw_os_error() else {
@@ -278,4 +277,78 @@ fn refused(error: &io::Error, scope: EventScope, target: Option<(pid_t, bool)>) 
     let (pid, is_launched) = target.unzip();
     let cause = refusal::cause(Call::Sample(scope), errno, pid, is_launched.unwrap_or(false));
     format!("perf_event refused: {cause}")
+}
+
+// ---- Clocks of the pipeline: the monotonic clock, used by records, and the CPU clocks of processes.
+//
+// Output: nanoseconds. All stages but the rings read them through [`Clocks`], so that they also run on a
+// simulated kernel.
+
+/// The clocks of a machine.
+pub(crate) trait Clocks {
+    /// The monotonic clock, used by records, nanoseconds.
+    fn monotonic_ns(&self) -> u64;
+
+    /// CPU time of all threads of a process so far, exited ones included, nanoseconds. `None` if the process no
+    /// longer exists.
+    fn process_cpu_ns(&self, pid: pid_t) -> Option<u64>;
+
+    /// Brings the CPU clocks of these threads' processes up to date.
+    fn update_thread_clocks(&self, tids: &mut dyn Iterator<Item = pid_t>);
+}
+
+/// The clocks of this machine.
+#[derive(Clone, Copy, Debug, Default)]
+struct SystemClocks;
+
+impl Clocks for SystemClocks {
+    fn monotonic_ns(&self) -> u64 {
+        monotonic_ns()
+    }
+
+    fn process_cpu_ns(&self, pid: pid_t) -> Option<u64> {
+        process_cpu_ns(pid)
+    }
+
+    fn update_thread_clocks(&self, tids: &mut dyn Iterator<Item = pid_t>) {
+        update_thread_clocks(tids);
+    }
+}
+
+/// The CPU clock of a process (clock_getcpuclockid(3)), like [`Clocks::process_cpu_ns`].
+pub(crate) fn process_cpu_ns(pid: pid_t) -> Option<u64> {
+    // CPUCLOCK_SCHED of a process: include/linux/posix-timers.h, `make_process_cpuclock`.
+    const CPUCLOCK_SCHED: libc::clockid_t = 2;
+    if pid <= 0 {
+        return None;
+    }
+    clock_ns(!pid << 3 | CPUCLOCK_SCHED)
+}
+
+/// Brings the clocks of these threads' processes up to date: without, that of a running thread lags by up to a
+/// scheduler tick (kernel/sched/cputime.c, `thread_group_cputime`; reading the clock of a thread updates it,
+/// kernel/sched/core.c, `task_sched_runtime`).
+pub(crate) fn update_thread_clocks(tids: impl Iterator<Item = pid_t>) {
+    // CPUCLOCK_SCHED of a thread: include/linux/posix-timers_types.h, CPUCLOCK_PERTHREAD_MASK.
+    const OF_THREAD: libc::clockid_t = 4 | 2;
+    for tid in tids.filter(|tid| *tid > 0) {
+        let _ = clock_ns(!tid << 3 | OF_THREAD);
+    }
+}
+
+/// The monotonic clock, like [`Clocks::monotonic_ns`].
+pub(crate) fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
+}
+
+/// CPU time of the calling thread, nanoseconds.
+fn thread_cpu_ns() -> u64 {
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> Option<u64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is live and of the type that clock_gettime(2) fills.
+    let is_read = unsafe { libc::clock_gettime(clock, &raw mut time) } == 0;
+    is_read.then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }

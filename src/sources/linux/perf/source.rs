@@ -3,40 +3,32 @@
 //!
 //! Drives the stages (`pipeline.rs`) by the content of the rings, and reopens events as the stages request.
 
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use libc::pid_t;
+use libc::{c_int, pid_t};
 
 use super::bpf::sample_filter::SampleFilter;
 use super::buffers::Usage;
-use super::clocks::monotonic_ns;
 use super::cpu_time::accounting::{BatchOptions, CpuTime};
-use super::events::cpus;
-use super::events::set::Events;
-use super::events::tick_rates::TickRates;
+use super::events::attributes::{EventOptions, Scope, TickRates};
+use super::events::set::{self, Events};
+use super::events::thread_events::PASSES_MAX;
+use super::monotonic_ns;
 use super::pipeline::{FIRST_BATCHES_NS, Pipeline, System};
 use super::process::entry::ProcessEntry;
-use super::process::filter::ProcessFilter;
-use super::process::procfs;
+use super::process::filter::{self, ProcessFilter};
 use super::process::table::ProcessTable;
-use super::stack::backlog::Backlog;
-use super::stack::stacks::Stacks;
-use super::waits::recorder::WaitRecorder;
+use super::ring::sys;
+use super::stack::stacks::{Backlog, Stacks};
+use super::waits::WaitRecorder;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
-use crate::sources::linux::file_pages::FilePages;
-use crate::sources::linux::{launch, proc, reservation, sys as linux_sys, threads};
+use crate::sources::linux::files::FilePages;
+use crate::sources::linux::{launch, privileges, proc, sys as linux_sys};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, PushedSource, SourceEvent, StackUse, TimedEvent};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
-
-mod process_exits;
-mod read_ahead;
-mod read_ahead_timer;
-mod reopen;
-
-use process_exits::ProcessExits;
-use read_ahead_timer::ReadAheadTimer;
 
 /// Time in which a starting program loads its libraries, nanoseconds.
 const BEGINNING_NS: u64 = 300_000_000;
@@ -170,7 +162,7 @@ impl PerfSource {
             source.pipeline.begin_clocks();
             if source.is_machine() {
                 source.machine = machine_ticks().map(|ticks| [ticks, ticks]);
-                source.pipeline.begin_machine_clocks(&procfs::all_processes());
+                source.pipeline.begin_machine_clocks(&filter::all_processes());
             }
         });
         let now_ns = monotonic_ns();
@@ -213,13 +205,13 @@ impl PerfSource {
             return;
         }
         if self.is_machine() {
-            let has_memory = |pid: &pid_t| procfs::has_user_memory(*pid);
-            let pids: Vec<pid_t> = procfs::all_processes().into_iter().filter(has_memory).collect();
+            let has_memory = |pid: &pid_t| filter::has_user_memory(*pid);
+            let pids: Vec<pid_t> = filter::all_processes().into_iter().filter(has_memory).collect();
             self.pipeline.select(&pids);
             self.pipeline.begin_clocks();
         }
         for pid in self.pipeline.running() {
-            for tid in threads::list(pid).unwrap_or_default() {
+            for tid in proc::list(pid).unwrap_or_default() {
                 self.pipeline.list_thread(pid, tid, now_ns);
             }
         }
@@ -355,7 +347,7 @@ impl PerfSource {
         self.preferred = true;
         linux_sys::prefer_this_thread();
         // Without a reservation, rings are read when there is time, and less is copied.
-        reservation::reserve_for_this_thread(cpus::cpu_count());
+        privileges::reserve_for_this_thread(set::cpu_count());
     }
 
     /// Reacts to rings that fill up.
@@ -546,5 +538,200 @@ impl PushedSource for PerfSource {
 
     fn target_cpu_ns(&self) -> Option<u64> {
         Some(self.pipeline.used_ns())
+    }
+}
+
+// ---- The exits of the processes that a recording ends with.
+//
+// Input: pids. Output: whether all of them have ended.
+
+/// Poll interval without a descriptor that shows the end of a process, milliseconds.
+const POLL_MS: u64 = 10;
+
+/// Processes that have not ended yet.
+struct ProcessExits {
+    /// Each with a descriptor that is readable after its end, if the kernel supports it.
+    processes: Vec<(pid_t, Option<OwnedFd>)>,
+    /// Descriptors that were readable at the last wait.
+    readable: Vec<bool>,
+    /// Whether there were none: the whole machine is recorded.
+    is_system_wide: bool,
+}
+
+impl ProcessExits {
+    /// For these processes; none for a whole machine.
+    fn of(pids: Vec<pid_t>) -> ProcessExits {
+        let is_system_wide = pids.is_empty();
+        let processes = pids.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect();
+        ProcessExits { processes, readable: Vec::new(), is_system_wide }
+    }
+
+    /// Their pids.
+    fn pids(&self) -> Vec<pid_t> {
+        self.processes.iter().map(|(pid, _)| *pid).collect()
+    }
+
+    fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.processes.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd)
+    }
+
+    /// Waits until a process has ended, another descriptor is readable, or the timeout expires; returns whether it
+    /// was not the timeout.
+    fn wait(&mut self, others: impl Iterator<Item = RawFd>, at_most_ms: u64) -> bool {
+        let descriptors: Vec<RawFd> = self.descriptors().chain(others).collect();
+        let at_most_ms = c_int::try_from(at_most_ms).unwrap_or(c_int::MAX);
+        sys::wait_readable(&descriptors, at_most_ms, &mut self.readable);
+        self.readable.contains(&true)
+    }
+
+    /// Waits until a process has ended, or the timeout expires.
+    fn wait_alone(&mut self, at_most_ms: u64) {
+        let is_polled = self.descriptors().count() < self.processes.len();
+        self.wait(std::iter::empty(), if is_polled { at_most_ms.min(POLL_MS) } else { at_most_ms });
+    }
+
+    /// Whether all processes have ended, by the last wait.
+    fn all_exited(&mut self) -> bool {
+        let mut watched = self.readable.iter();
+        self.processes.retain(|(pid, end)| match end {
+            Some(_) => watched.next() != Some(&true),
+            None => linux_sys::kill(*pid, 0).is_ok() && linux_sys::child_end(*pid).is_none(),
+        });
+        self.readable.clear();
+        !self.is_system_wide && self.processes.is_empty()
+    }
+}
+
+// ---- Reads rings between the events of a batch: a walk may take long, with images not yet read, and longest on a
+// loaded machine.
+//
+// Input: time. Output: records in the queue of the next batch (`stack/read_ahead.rs` limits them), and resident
+// pages of files within their bound.
+
+impl PerfSource {
+    /// Reads rings that fill up while a batch is walked, if due.
+    fn read_ahead(&mut self) {
+        if self.is_disabled() || self.finished || !self.read_ahead.is_due(monotonic_ns()) {
+            return;
+        }
+        self.memory.file_pages.bound();
+        if self.pipeline.reads_ahead(self.events.fill_per_mille()) {
+            read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
+            self.memory.freed_bytes += self.pipeline.read_stacks();
+            self.reduce_load();
+        }
+    }
+}
+
+// ---- When to poll rings between the events of a batch: at intervals.
+//
+// Input: time. Output: whether to poll.
+/// Interval at which rings are polled while a batch is walked, nanoseconds.
+const POLL_NS: u64 = 2_000_000;
+
+/// Time of the last poll.
+#[derive(Debug, Default)]
+struct ReadAheadTimer {
+    polled_ns: u64,
+}
+
+impl ReadAheadTimer {
+    /// Whether to poll the rings now.
+    fn is_due(&mut self, now_ns: u64) -> bool {
+        let is_due = now_ns.saturating_sub(self.polled_ns) >= POLL_NS;
+        if is_due {
+            self.polled_ns = now_ns;
+        }
+        is_due
+    }
+}
+
+// ---- Reopens the events, with other options, for other CPUs, or for processes started meanwhile: every process keeps
+// events throughout, and none is sampled twice.
+
+impl PerfSource {
+    /// Opens events for already started children, if these inherited none.
+    fn open_those_already_started(&mut self) -> std::io::Result<()> {
+        if !self.follows_by_inheritance() || self.launched {
+            return Ok(());
+        }
+        let mut listed = self.exits.pids();
+        for _ in 0..PASSES_MAX {
+            let running = self.pipeline.running();
+            let started: Vec<pid_t> = running.into_iter().filter(|pid| !listed.contains(pid)).collect();
+            if started.is_empty() {
+                break;
+            }
+            self.events.add_processes(&started, &self.filter)?;
+            listed.extend(started);
+            // A process started before its parent had events is in the next list.
+            self.pipeline.select_all();
+        }
+        Ok(())
+    }
+
+    /// Whether children are sampled by inherited events.
+    fn follows_by_inheritance(&self) -> bool {
+        self.events.options().scope == Scope::Threads && self.pipeline.filter().follows_children()
+    }
+
+    /// Whether events can have a BPF program that copies more of stacks. Events of CPUs are tried; reopening those
+    /// of threads costs more, so it has to be known before.
+    fn may_copy(&self) -> bool {
+        self.events.options().scope == Scope::Cpus || self.filter.is_loaded()
+    }
+
+    /// Reopens the events, with other options or for other CPUs.
+    fn reopen(&mut self, options: EventOptions) {
+        let may_copy = self.may_copy();
+        let filter = &mut self.filter;
+        let options = self.pipeline.prepare(options, may_copy, |program| filter.copy(program));
+        let inherited = self.follows_by_inheritance();
+        let running = self.pipeline.running();
+        let new = Events::open(&running, &self.filter, options);
+        let counted_ns = if inherited { self.events.counted_ns() } else { 0 };
+        let new = new.and_then(|new| new.enable().map(|()| new));
+        let new = new.and_then(|new| if inherited { self.with_started(new, running) } else { Ok(new) });
+        let since_ns = monotonic_ns();
+        let Ok(new) = new else {
+            self.events.sample_until(u64::MAX);
+            return self.pipeline.keep_events(self.events.options());
+        };
+        let periods_ns = new.randomize_periods(&mut self.rates);
+        self.pipeline.replace_events(since_ns, counted_ns, &periods_ns);
+        self.events.disable();
+        let mut old = std::mem::replace(&mut self.events, new);
+        read_rings(&mut old, &mut self.scratch, &mut self.pipeline);
+        self.pipeline.end_replaced_events(since_ns);
+    }
+
+    /// Adds to new, enabled events those of processes started while they were opened, which inherited only the old
+    /// ones: the records of these name the processes.
+    fn with_started(&mut self, mut new: Events, mut listed: Vec<pid_t>) -> std::io::Result<Events> {
+        // From here on, samples of both would count time twice.
+        self.events.sample_until(monotonic_ns());
+        for _ in 0..PASSES_MAX {
+            read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
+            let started = self.pipeline.started_by(&listed);
+            if started.is_empty() {
+                break;
+            }
+            new.add_processes(&started, &self.filter)?;
+            new.enable()?;
+            listed.extend(started);
+        }
+        Ok(new)
+    }
+}
+
+#[cfg(test)]
+mod read_ahead_timer_tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_polled_at_intervals() {
+        let mut timer = ReadAheadTimer::default();
+        let polls = (1..=1_000).filter(|at| timer.is_due(POLL_NS + at * POLL_NS / 10)).count();
+        assert_eq!(polls, 100);
     }
 }

@@ -63,14 +63,14 @@ fn sys_admin_is_dropped_if_its_parts_are_held() {
 
 #[test]
 fn only_the_calling_thread_is_restricted() {
-    let before = calls::permitted().unwrap();
+    let before = super::permitted().unwrap();
     let watch = || {
         restrict(Role::Watching).unwrap();
-        calls::permitted().unwrap()
+        super::permitted().unwrap()
     };
     let inside = std::thread::spawn(watch).join().unwrap();
     assert_eq!(inside, NONE);
-    assert_eq!(calls::permitted().unwrap(), before);
+    assert_eq!(super::permitted().unwrap(), before);
 }
 
 #[test]

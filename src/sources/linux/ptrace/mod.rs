@@ -31,28 +31,16 @@
 //! | `recording_end.rs` | the processes that the recording ends with |
 //! | `sys.rs` | system calls |
 
-mod attach;
-mod events;
 mod on_cpu;
-mod poll;
-mod prefetch;
-mod recording_end;
 mod registers;
-mod restarted_wait;
-mod seccomp;
 mod seize;
 mod stop;
-mod stopped_thread;
 mod sys;
 mod target;
-mod thread;
 mod timed_wait;
-mod traced_process;
 mod tracees;
-mod tracer;
-mod tracer_cpu;
 
-pub(super) use attach::{attach, launch};
+pub(super) use self::seize::{attach, launch};
+pub(super) use self::sys::Tracer;
 pub(super) use sys::block_signal;
 pub use target::LinuxTarget;
-pub(super) use tracer::Tracer;

@@ -1,31 +1,32 @@
 //! Converts the kernel's register block to the `Registers` of `arch`, and repairs a system call that our stop
 //! interrupted. One file per processor.
 
-use libc::pid_t;
-
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(any(test, target_arch = "aarch64"))]
 mod arm;
 #[cfg(target_arch = "x86_64")]
 mod i386;
-mod restart;
 #[cfg(any(test, target_arch = "aarch64"))]
 mod syscall_restart;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+use libc::pid_t;
+
 use super::sys::{self, RawRegisters};
 use super::timed_wait::TimedWait;
 use crate::arch::Registers;
-use restart::{EINTR, ERESTART_RESTARTBLOCK, RESTART_CODES};
 
 #[cfg(target_arch = "aarch64")]
 pub(super) use syscall_restart::Calls;
+
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::Calls;
+
 #[cfg(target_arch = "aarch64")]
 use {aarch64 as native, arm as compat};
+
 #[cfg(target_arch = "x86_64")]
 use {i386 as compat, x86_64 as native};
 
@@ -174,9 +175,45 @@ impl Block {
     }
 }
 
+// ---- Error numbers by which the kernel restarts calls, and the calls that may be restarted.
+const EINTR: i64 = -4;
+
+const ERESTARTNOHAND: i64 = -514;
+
+/// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h).
+const RESTART_CODES: [i64; 4] = [-512, -513, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+
+const ERESTART_RESTARTBLOCK: i64 = -516;
+
+/// Whether a call of 64-bit code returns EINTR only before it had any effect, so that repeating it is safe.
+/// Includes socket calls for sockets with SO_RCVTIMEO or SO_SNDTIMEO.
+fn is_restartable(number: i64, here: &[i64]) -> bool {
+    RESTARTABLE.contains(&number) || here.contains(&number)
+}
+
+/// Those with the same name on all processors.
+const RESTARTABLE: [i64; 16] = [
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+];
+
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
-    use super::restart::ERESTARTNOHAND;
+    use super::ERESTARTNOHAND;
     use super::*;
     use crate::sources::linux::ptrace::timed_wait::Timeout;
 

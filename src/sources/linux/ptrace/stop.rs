@@ -4,20 +4,23 @@
 //! While a thread is stopped, only registers and stack bytes are read. Everything else happens before the
 //! stop request or after the thread runs again.
 
-use hashbrown::HashMap;
-use libc::pid_t;
+use std::fs;
 
-use super::on_cpu::{StopTimes, was_on_cpu};
+use hashbrown::HashMap;
+use libc::{c_int, pid_t};
+
+use super::on_cpu::{StopTimes, TracerCpu, was_on_cpu};
 use super::registers::{Block, Code};
 use super::sys;
-use super::thread::Thread;
-use super::tracer_cpu::TracerCpu;
+use super::tracees::Thread;
 use crate::addr::Avma;
 use crate::arch::Abi;
 use crate::clock::{Clock, RealClock};
-use crate::sources::linux::proc::Sched;
+use crate::sources::linux::proc::{self, Sched};
 use crate::sources::linux::sys::{current_cpu, read_memory_into};
-use crate::sources::{Activity, Capture, Fault, StopOutcome, ThreadStatus};
+use crate::sources::{
+    Activity, Capture, Fault, PREFETCH_RANGE_BYTES, PrefetchedWords, StopOutcome, ThreadStatus,
+};
 
 /// Most stack bytes to copy: the default stack limit.
 const STACK_BYTES_MAX: usize = 8 << 20;
@@ -192,6 +195,133 @@ fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
     capture.stack.clear();
 }
 
+// ---- A thread in a ptrace stop, and how it continues. Input: a tid and a signal. Effect: the thread runs again
+// when the guard is dropped.
+
+/// A thread in a ptrace stop; dropping it continues the thread with its pending signal, or 0.
+#[derive(Debug)]
+pub(super) struct StoppedThread {
+    tid: pid_t,
+    signal: c_int,
+    resume: Resume,
+}
+
+/// How a thread continues after a stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Resume {
+    Continue,
+    /// Stay stopped by job control until SIGCONT.
+    Listen,
+    /// Stop again at the entry of the next system call, or at the exit of the current one.
+    UntilSyscall,
+    /// Stop tracing.
+    Detach,
+}
+
+impl StoppedThread {
+    /// A thread in a stop without a signal to deliver.
+    pub(super) fn new(tid: pid_t) -> StoppedThread {
+        StoppedThread::with_signal(tid, 0)
+    }
+
+    /// A thread stopped by a signal to be delivered.
+    pub(super) fn with_signal(tid: pid_t, signal: c_int) -> StoppedThread {
+        StoppedThread { tid, signal, resume: Resume::Continue }
+    }
+
+    /// A thread stopped by job control.
+    pub(super) fn by_job_control(tid: pid_t) -> StoppedThread {
+        StoppedThread { tid, signal: 0, resume: Resume::Listen }
+    }
+
+    pub(super) fn tid(&self) -> pid_t {
+        self.tid
+    }
+
+    /// Its pending signal, or 0.
+    pub(super) fn signal(&self) -> c_int {
+        self.signal
+    }
+
+    /// Sets how it continues.
+    pub(super) fn set_resume(&mut self, resume: Resume) {
+        self.resume = resume;
+    }
+
+    /// Leaves it stopped until the tracer exits.
+    pub(super) fn keep_stopped(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for StoppedThread {
+    fn drop(&mut self) {
+        // Fails only for a thread that was killed meanwhile, which needs nothing.
+        let _ = match self.resume {
+            Resume::Continue => sys::cont(self.tid, self.signal),
+            Resume::Listen => sys::listen(self.tid),
+            Resume::UntilSyscall => sys::cont_until_call(self.tid, self.signal),
+            Resume::Detach => sys::detach(self.tid, self.signal),
+        };
+    }
+}
+
+/// Whether the process of a thread ignores a signal.
+pub(super) fn ignores(tid: pid_t, signal: c_int) -> bool {
+    let status = fs::read(format!("/proc/{tid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let bit = |key| {
+        let set = proc::status_value(&status, key).and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
+    };
+    let ignored_by_default = matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
+    bit("SigIgn") || ignored_by_default && !bit("SigCgt")
+}
+
+// ---- Reads prefetched ranges of a stopped thread's stack. Input: the addresses of ranges. Output: the readable
+// bytes.
+
+const PAGE_BYTES: u64 = 4096;
+
+/// Reads ranges of the memory of a thread into the buffers of an earlier read.
+pub(super) fn read(tid: pid_t, starts: &[u64], into: &mut PrefetchedWords) {
+    into.clear();
+    let ranges = ranges(starts);
+    let mut left = &ranges[..];
+    let mut bytes = Vec::new();
+    while !left.is_empty() {
+        // With the thread's tid: the first thread may have exited, and /proc shows no memory through it.
+        if sys::read_ranges(tid, left, &mut bytes).is_err() {
+            bytes.clear();
+        }
+        let mut rest = &bytes[..];
+        let mut read = 0;
+        for (start, len) in left.iter().take(sys::RANGES_MAX) {
+            let Some((range, above)) = rest.split_at_checked(*len) else { break };
+            into.push(*start, range);
+            (rest, read) = (above, read + 1);
+        }
+        // Skips the range that could not be read.
+        let failed = usize::from(read < left.len().min(sys::RANGES_MAX));
+        left = left.get(read + failed..).unwrap_or_default();
+    }
+}
+
+/// Merges ranges: those in one page are read at once, with the bytes between them.
+fn ranges(starts: &[u64]) -> Vec<(u64, usize)> {
+    let mut ranges: Vec<(u64, usize)> = Vec::new();
+    for start in starts {
+        let end = start.saturating_add(PREFETCH_RANGE_BYTES as u64);
+        match ranges.last_mut() {
+            Some((first, len)) if (end - 1) / PAGE_BYTES == *first / PAGE_BYTES => {
+                *len = (*len).max((end - *first) as usize);
+            }
+            _ => ranges.push((*start, PREFETCH_RANGE_BYTES)),
+        }
+    }
+    ranges
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,5 +341,34 @@ mod tests {
         capture.registers = Registers::Aarch64(Aarch64::default());
         copy_stack(own, sp, 64, &mut capture);
         assert_eq!((capture.stack_base, &*capture.stack), (sp, &memory[256..320]));
+    }
+}
+
+#[cfg(test)]
+mod prefetch_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn ranges_in_one_page_are_merged() {
+        let starts = [0x1000, 0x1020, 0x1f00, 0x1fc8, 0x3000, 0x4100];
+        let expected = [(0x1000, 0xf40), (0x1fc8, 64), (0x3000, 64), (0x4100, 64)];
+        assert_eq!(ranges(&starts), expected);
+    }
+
+    #[test]
+    fn an_unreadable_range_does_not_affect_the_others() {
+        let bytes: Vec<u8> = (0..=255).cycle().take(8 * 4096).collect();
+        let start = bytes.as_ptr() as u64;
+        let mut prefetched = PrefetchedWords::default();
+        // Nothing is mapped in the first page, and the last address is invalid.
+        let wanted = [0x40, start, start + 0x3001, start + 0x7f00, 0xffff_ffff_ffff_ffc0];
+        read(std::process::id().cast_signed(), &wanted, &mut prefetched);
+        for at in &wanted[1..4] {
+            let offset = (at - start) as usize;
+            let word = u64::from_le_bytes(bytes[offset..offset + 8].try_into().unwrap());
+            assert_eq!(prefetched.word(*at, 8), Some(word), "{offset:#x}");
+        }
+        assert_eq!((prefetched.word(0x40, 8), prefetched.word(start + 0x2000, 8)), (None, None));
     }
 }

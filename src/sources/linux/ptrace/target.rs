@@ -4,31 +4,31 @@
 //! An exited thread stays a zombie until it is reaped here; then its real parent is notified, as without a
 //! tracer.
 
-mod interface;
-
+use std::collections::VecDeque;
+use std::fs;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use hashbrown::HashSet;
 use libc::{c_int, pid_t};
 
-use super::events::EventQueue;
-use super::recording_end::RecordingEnd;
+use super::on_cpu::TracerCpu;
 use super::registers::Block;
-use super::restarted_wait::{RestartedWaits, SYSCALL_STOP};
-use super::seccomp::FilterChecks;
-use super::stop::{StopRequest, StopRequests};
-use super::stopped_thread::{Resume, StoppedThread};
-use super::thread::{Thread, thread_id};
-use super::tracees::{NewThread, Tracees};
-use super::tracer::Tracer;
-use super::tracer_cpu::TracerCpu;
-use super::{seize, sys};
+use super::seize::{self, FilterChecks, is_filtered};
+use super::stop::{Resume, StopRequest, StopRequests, StoppedThread};
+use super::sys::{self, Tracer};
+use super::timed_wait::{RestartedWaits, SYSCALL_STOP};
+use super::tracees::{NewThread, Thread, Tracees, thread_id, tid_of};
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
-use crate::sources::linux::file_pages::FilePages;
-use crate::sources::linux::launch;
+use crate::sources::linux::files::FilePages;
 use crate::sources::linux::sys::{WaitStatus, child_end};
-use crate::sources::{Capture, ExitStatus, Fault, Process, StopOutcome, TargetEvent};
+use crate::sources::linux::{launch, proc};
+use crate::sources::{
+    CallThread, Capture, ExitStatus, Fault, Observed, Process, SleepingThread, StopOutcome, Target,
+    TargetEvent, ThreadId, ThreadStatus,
+};
 
 /// How long to wait for requested stops that are no longer needed.
 const RELEASE_NS: u64 = 2_000_000;
@@ -72,12 +72,12 @@ impl LinuxTarget {
     }
 
     /// Sets the reason why the process is traced rather than sampled by the kernel.
-    pub(in crate::sources::linux) fn chosen_because(&mut self, why: String) {
+    pub(crate) fn chosen_because(&mut self, why: String) {
         self.tracees.chosen_because(why);
     }
 
     /// Sets the thread for this target's calls, which can exit and be replaced.
-    pub(in crate::sources::linux) fn set_tracer(&mut self, tracer: Arc<Tracer>) {
+    pub(crate) fn set_tracer(&mut self, tracer: Arc<Tracer>) {
         self.tracer = Some(tracer);
     }
 
@@ -414,5 +414,259 @@ impl LinuxTarget {
             self.events.push(TargetEvent::ThreadStarted { thread: thread_id(tid), stack_top });
         }
         Ok(())
+    }
+}
+
+// ---- The traced processes as the sampler calls them.
+
+impl Observed for LinuxTarget {
+    fn process(&self) -> &Process {
+        self.tracees.main().process()
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        self.tracees.main_mut().files()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.tracees.main_mut().thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.tracees.main_mut().mappings(out)
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.tracees.main_mut().program_path(mappings)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.tracees.main_mut().image_bytes(mapping)
+    }
+
+    fn reads_memory_cheaply(&self) -> bool {
+        true
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.tracees.main_mut().read_memory(from, into)
+    }
+}
+
+impl Target for LinuxTarget {
+    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
+        out.clear();
+        out.extend(self.tracees.threads().map(|thread| (thread_id(thread.tid()), thread.stack_top())));
+        out.sort_unstable();
+    }
+
+    fn process_of(&self, thread: ThreadId) -> u32 {
+        self.tracees.process_of(tid_of(thread)).unsigned_abs()
+    }
+
+    fn process_cpu_ns(&mut self, process: u32) -> Option<u64> {
+        let pid = pid_t::try_from(process).ok()?;
+        self.tracees.process(pid)?.cpu_ns()
+    }
+
+    fn other(&mut self, process: u32) -> Option<&mut dyn Observed> {
+        let pid = pid_t::try_from(process).ok()?;
+        self.tracees.process_mut(pid).map(|process| process as &mut dyn Observed)
+    }
+
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
+        self.tracees.poll(tid_of(thread), self.clock.now_ns())
+    }
+
+    fn prefetches(&self) -> bool {
+        true
+    }
+
+    fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
+        if let Some(thread) = self.tracees.thread_mut(tid_of(thread)) {
+            thread.set_prefetch(ranges);
+        }
+    }
+
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        let thread = self.tracees.thread_mut(tid_of(thread)).ok_or(Fault::ThreadGone)?;
+        self.requests.send(thread, stack_bytes, keep_waiting, &self.clock)
+    }
+
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
+        self.next_event(until_ns, capture)
+    }
+
+    fn capture_sleeping(&mut self, thread: ThreadId, bytes: usize, capture: &mut Capture) -> SleepingThread {
+        let tid = tid_of(thread);
+        match self.tracees.thread(tid) {
+            Some(thread) if !self.requests.contains(tid) => proc::capture(thread.pid(), tid, bytes, capture),
+            _ => SleepingThread::Awake,
+        }
+    }
+
+    fn is_harmed_by_stops(&mut self, thread: ThreadId) -> bool {
+        is_filtered(tid_of(thread))
+    }
+
+    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
+        proc::waits_at(&fs::read(format!("/proc/{0}/task/{0}/syscall", thread.0)).ok()?)
+    }
+
+    fn call_thread(&self) -> Option<Arc<dyn CallThread>> {
+        self.tracer.clone().map(|tracer| tracer as Arc<dyn CallThread>)
+    }
+
+    fn release(&mut self) {
+        self.await_requested();
+        self.release_woken();
+    }
+
+    fn reattach(&mut self) -> Result<(), Fault> {
+        self.trace_again()
+    }
+}
+
+impl Drop for LinuxTarget {
+    /// Without a tracer thread the tracing thread drops it.
+    fn drop(&mut self) {
+        if self.tracer.is_none() {
+            self.release();
+        }
+    }
+}
+
+// ---- Events that the sampler has not requested yet.
+
+/// Events in order, and the exiting thread that one of them keeps stopped.
+#[derive(Debug, Default)]
+pub(super) struct EventQueue {
+    events: VecDeque<TargetEvent>,
+    /// Stopped until the sampler requests the event after [`TargetEvent::Exiting`].
+    exiting: Option<StoppedThread>,
+}
+
+impl EventQueue {
+    pub(super) fn push(&mut self, event: TargetEvent) {
+        self.events.push_back(event);
+    }
+
+    pub(super) fn pop(&mut self) -> Option<TargetEvent> {
+        self.events.pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// Reports that a process exits with this thread, its first: its memory is readable until then.
+    pub(super) fn push_exiting(&mut self, first: StoppedThread) {
+        self.push(TargetEvent::Exiting { process: first.tid().unsigned_abs() });
+        self.exiting = Some(first);
+    }
+
+    /// Continues the exiting thread, unless its event is the next one.
+    pub(super) fn continue_exiting(&mut self) {
+        if !matches!(self.events.front(), Some(TargetEvent::Exiting { .. })) {
+            self.exiting = None;
+        }
+    }
+
+    /// Forgets the exiting thread, because nothing is traced any longer.
+    pub(super) fn forget_exiting(&mut self) {
+        self.exiting = None;
+    }
+
+    /// Whether an exiting thread is stopped.
+    pub(super) fn holds_thread(&self) -> bool {
+        self.exiting.is_some()
+    }
+
+    /// Whether one of the events is the exit of this thread.
+    pub(super) fn has_exit_of(&self, tid: libc::pid_t) -> bool {
+        let exited = thread_id(tid);
+        self.events
+            .iter()
+            .any(|event| matches!(event, TargetEvent::ThreadExited { thread, .. } if *thread == exited))
+    }
+}
+
+// ---- What ends a recording: the exit of a command or of the listed processes. Input: exits. Output: whether it ends.
+
+/// The processes that a recording ends with.
+#[derive(Debug)]
+pub(super) struct RecordingEnd {
+    /// Those that have not exited yet.
+    processes: Vec<pid_t>,
+    command: Option<Command>,
+    ended: bool,
+}
+
+/// A launched command.
+#[derive(Clone, Copy, Debug)]
+enum Command {
+    /// `Command::spawn` has not returned: if its `exec` fails, it waits for the process.
+    Spawning(pid_t),
+    Running(pid_t),
+}
+
+impl RecordingEnd {
+    /// The exit of the last of these processes.
+    pub(super) fn of_processes(processes: Vec<pid_t>) -> RecordingEnd {
+        RecordingEnd { processes, command: None, ended: false }
+    }
+
+    /// The exit of a command that is being started.
+    pub(super) fn of_command(pid: pid_t) -> RecordingEnd {
+        RecordingEnd { command: Some(Command::Spawning(pid)), ..RecordingEnd::of_processes(vec![pid]) }
+    }
+
+    /// Records that `Command::spawn` has returned.
+    pub(super) fn set_running(&mut self) {
+        self.command = self.command().map(Command::Running);
+    }
+
+    /// The launched command.
+    pub(super) fn command(&self) -> Option<pid_t> {
+        self.command.map(|(Command::Spawning(pid) | Command::Running(pid))| pid)
+    }
+
+    /// Whether `Command::spawn` waits for this process.
+    pub(super) fn is_spawning(&self, pid: pid_t) -> bool {
+        matches!(self.command, Some(Command::Spawning(command)) if command == pid)
+    }
+
+    /// Records the exit of a process. Returns whether the recording ends with it.
+    pub(super) fn process_exited(&mut self, pid: pid_t) -> bool {
+        let left = self.processes.len();
+        self.processes.retain(|other| *other != pid);
+        let ends = left > 0 && self.processes.is_empty();
+        self.ended |= ends;
+        ends
+    }
+
+    /// Records that nothing is traced any more.
+    pub(super) fn end(&mut self) {
+        self.ended = true;
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+#[cfg(test)]
+mod recording_end_tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_ends_once_and_with_the_last_process() {
+        let mut end = RecordingEnd::of_processes(vec![7, 8]);
+        let exits = [7, 9, 8, 9].map(|pid| end.process_exited(pid));
+        assert_eq!((exits, end.has_ended()), ([false, false, true, false], true));
+        let mut end = RecordingEnd::of_command(7);
+        assert!(end.is_spawning(7) && !end.is_spawning(8));
+        end.set_running();
+        assert_eq!((end.command(), end.is_spawning(7), end.has_ended()), (Some(7), false, false));
     }
 }

@@ -5,16 +5,23 @@
 //! event with its number, in any order.
 
 use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
-use super::poll::Wchan;
-use super::thread::Thread;
-use super::traced_process::TracedProcess;
+use super::on_cpu::{PolledStatus, Wchan};
+use super::registers::{Block, Calls};
+use super::{stop, sys};
 use crate::addr::Avma;
-use crate::sources::linux::threads;
-use crate::sources::{Fault, Process, ThreadStatus};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::perf::{process_cpu_ns, update_thread_clocks};
+use crate::sources::linux::program_path::StartPath;
+use crate::sources::linux::{self, proc, refusal};
+use crate::sources::{Capture, Fault, Observed, Process, ThreadId, ThreadStatus};
 
 /// Most announced numbers kept until the new thread or process itself stops, usually at once.
 const ANNOUNCED_MAX: usize = 4096;
@@ -144,7 +151,7 @@ impl Tracees {
     /// tid was reused.
     pub(super) fn lives(&self, pid: pid_t) -> bool {
         let is_another = self.threads.get(&pid).is_some_and(|first| first.cpu_ns().is_none());
-        !is_another && threads::living_thread(pid).is_some()
+        !is_another && proc::living_thread(pid).is_some()
     }
 
     /// Polls a thread at `now_ns`.
@@ -193,7 +200,7 @@ impl Tracees {
     /// process, or the first one of a new process.
     pub(super) fn adopt_new(&mut self, tid: pid_t, sp: Option<Avma>) -> NewThread {
         let announced = self.announced.remove(&tid);
-        let Some((pid, parent)) = threads::tgid_and_ppid(tid) else { return NewThread::Unknown };
+        let Some((pid, parent)) = proc::tgid_and_ppid(tid) else { return NewThread::Unknown };
         let is_thread = pid != tid || self.process(pid).is_some();
         let stack_top = if is_thread {
             sp
@@ -291,5 +298,385 @@ impl Tracees {
         for pid in self.exited.drain(..) {
             self.processes.remove(&pid);
         }
+    }
+}
+
+// ---- A traced thread: its files in /proc and what is kept about it between stops.
+
+/// A traced thread.
+#[derive(Debug)]
+pub(super) struct Thread {
+    tid: pid_t,
+    /// Its process.
+    pid: pid_t,
+    stack_top: Option<Avma>,
+    status: PolledStatus,
+    /// Prefetched stack ranges above the copied bytes: the first address of each range, ascending.
+    prefetch: Vec<u64>,
+    calls: Calls,
+    /// Stopped by job control, and not continued since.
+    job_stopped: bool,
+}
+
+impl Thread {
+    /// Opens a thread's files. Fails with "not found" if `tid` is not a thread of `pid`.
+    pub(super) fn open(pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<Thread> {
+        let status = PolledStatus::open(pid, tid)?;
+        let (prefetch, calls) = (Vec::new(), Calls::default());
+        Ok(Thread { tid, pid, stack_top, status, prefetch, calls, job_stopped: false })
+    }
+
+    pub(super) fn tid(&self) -> pid_t {
+        self.tid
+    }
+
+    pub(super) fn pid(&self) -> pid_t {
+        self.pid
+    }
+
+    /// Stack pointer at its first instruction.
+    pub(super) fn stack_top(&self) -> Option<Avma> {
+        self.stack_top
+    }
+
+    pub(super) fn status(&self) -> &PolledStatus {
+        &self.status
+    }
+
+    pub(super) fn status_mut(&mut self) -> &mut PolledStatus {
+        &mut self.status
+    }
+
+    /// Its CPU time, nanoseconds; also of an exited thread before it is reaped. `None` after that, even if its tid
+    /// is in use again.
+    pub(super) fn cpu_ns(&self) -> Option<u64> {
+        self.status.sched().map(|sched| sched.cpu_ns)
+    }
+
+    /// Replaces the ranges to prefetch.
+    pub(super) fn set_prefetch(&mut self, ranges: &[u64]) {
+        self.prefetch.clear();
+        self.prefetch.extend_from_slice(ranges);
+    }
+
+    /// Reads the prefetched ranges of the stopped thread.
+    pub(super) fn read_prefetched(&self, capture: &mut Capture) {
+        stop::read(self.tid, &self.prefetch, &mut capture.prefetched);
+        if !self.prefetch.is_empty() {
+            capture.prefetched.blocked_signals = sys::blocked_signals(self.tid).ok();
+        }
+    }
+
+    /// Called before a stop request if the thread may be waiting.
+    pub(super) fn before_stop(&mut self) {
+        self.calls.before_stop(self.tid);
+    }
+
+    /// Repairs its interrupted call. Returns whether registers changed and have to be written back.
+    pub(super) fn repair_call(
+        &mut self,
+        registers: &mut Block,
+        is_handled: impl FnMut() -> bool,
+        is_filtered: impl FnMut() -> bool,
+    ) -> bool {
+        registers.repair_interrupted_call(&mut self.calls, is_handled, is_filtered)
+    }
+
+    /// Records that job control has stopped it.
+    pub(super) fn enter_job_stop(&mut self) {
+        self.job_stopped = true;
+    }
+
+    /// Records that it continues. Returns whether job control had stopped it.
+    pub(super) fn leave_job_stop(&mut self) -> bool {
+        std::mem::take(&mut self.job_stopped)
+    }
+}
+
+pub(super) fn thread_id(tid: pid_t) -> ThreadId {
+    ThreadId(tid.unsigned_abs().into())
+}
+
+pub(super) fn tid_of(thread: ThreadId) -> pid_t {
+    pid_t::try_from(thread.0).unwrap_or(0)
+}
+
+// ---- A traced process, as the sampler observes it.
+//
+// Its mappings are read from /proc, which shows the current ones, perhaps those of the next program before
+// the sampler has seen its `exec`. The stack pointer at a program's start distinguishes them; until the
+// sampler knows of the exec, it gets the old mappings. A newly forked process has those of its parent.
+
+/// A thread with a stack pointer at most this far below that of the program's start is on the first thread's
+/// stack: stacks of other threads begin below this gap (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; 128 MiB in
+/// mm/util.c for aarch64).
+const FIRST_STACK_BYTES: u64 = 128 << 20;
+
+/// A traced process.
+#[derive(Debug)]
+pub(super) struct TracedProcess {
+    pid: pid_t,
+    /// The thread through which /proc shows the memory: the first, until it exits.
+    memory_of: pid_t,
+    process: Process,
+    /// Its traced threads.
+    threads: HashSet<pid_t>,
+    maps: Maps,
+    /// The mappings last read, of this program or of the process it was forked from.
+    known: Rc<Vec<Mapping>>,
+    /// The initial stack pointer of its program.
+    start_stack: Option<Avma>,
+    start_path: StartPath,
+    files: Arc<TargetFiles>,
+    /// The files belong to its parent.
+    files_inherited: bool,
+    /// The names of exited threads, until they are used.
+    last_names: HashMap<pid_t, String>,
+    /// Its CPU time at exit.
+    used_ns: Option<u64>,
+}
+
+impl TracedProcess {
+    /// A running process; with pid 0, the placeholder for several.
+    pub(super) fn new(pid: pid_t, process: Process) -> TracedProcess {
+        TracedProcess {
+            pid,
+            memory_of: proc::living_thread(pid).unwrap_or(pid),
+            process,
+            threads: HashSet::new(),
+            maps: Maps::default(),
+            known: Rc::default(),
+            start_stack: proc::start_stack(pid),
+            start_path: StartPath::default(),
+            files: Arc::new(TargetFiles::of(pid)),
+            files_inherited: false,
+            last_names: HashMap::new(),
+            used_ns: None,
+        }
+    }
+
+    /// A process that this one has just forked.
+    pub(super) fn forked(&self, pid: pid_t) -> TracedProcess {
+        let number = pid.unsigned_abs();
+        let process = Process { pid: number, command: String::new(), ..self.process.clone() };
+        TracedProcess {
+            pid,
+            memory_of: pid,
+            process,
+            threads: HashSet::new(),
+            maps: Maps::default(),
+            known: Rc::clone(&self.known),
+            start_stack: self.start_stack,
+            start_path: self.start_path.clone(),
+            files: Arc::clone(&self.files),
+            files_inherited: true,
+            last_names: HashMap::new(),
+            used_ns: None,
+        }
+    }
+
+    /// Handles `exec`: another program runs, under the name that /proc shows. Returns the threads before.
+    pub(super) fn exec(&mut self) -> HashSet<pid_t> {
+        if let Some(name) = proc::name(self.pid, self.pid) {
+            self.process.name = name;
+        }
+        self.memory_of = self.pid;
+        self.last_names.clear();
+        self.known = Rc::default();
+        self.start_stack = proc::start_stack(self.pid);
+        self.start_path = StartPath::default();
+        self.process.arch = refusal::arch(self.start_stack);
+        self.forget_threads()
+    }
+
+    /// Reads the description again after its threads were seized: no event reports an exec between the first
+    /// description and the seizing.
+    pub(super) fn reread_description(&mut self) {
+        let why = std::mem::take(&mut self.process.backend_why);
+        self.process = Process { backend_why: why, ..refusal::describe(self.pid) };
+        self.start_stack = proc::start_stack(self.pid);
+        self.start_path = StartPath::default();
+        self.memory_of = proc::living_thread(self.pid).unwrap_or(self.pid);
+    }
+
+    /// Replaces the description.
+    pub(super) fn set_process(&mut self, process: Process) {
+        self.process = process;
+        self.files = Arc::new(TargetFiles::of(self.pid));
+    }
+
+    /// Sets the reason why processes are traced rather than sampled by the kernel.
+    pub(super) fn chosen_because(&mut self, why: String) {
+        self.process.backend_why = why;
+    }
+
+    /// The initial stack pointer of the first thread of a newly forked process with this stack pointer: the
+    /// program's, unless a thread other than the first forked.
+    pub(super) fn stack_top_above(&self, sp: Avma) -> Option<Avma> {
+        self.start_stack.filter(|top| top.0.wrapping_sub(sp.0) < FIRST_STACK_BYTES)
+    }
+
+    /// Whether it runs a 32-bit program on a processor with 64-bit programs.
+    pub(super) fn is_of_32_bits(&self) -> bool {
+        self.start_stack.is_some_and(images::is_of_32_bits)
+    }
+
+    /// CPU time of all of its threads so far, including those that exited or are not traced, nanoseconds.
+    pub(super) fn cpu_ns(&self) -> Option<u64> {
+        self.used_ns.or_else(|| {
+            update_thread_clocks(self.threads.iter().copied());
+            process_cpu_ns(self.pid)
+        })
+    }
+
+    pub(super) fn pid(&self) -> pid_t {
+        self.pid
+    }
+
+    /// Its traced threads.
+    pub(super) fn tids(&self) -> &HashSet<pid_t> {
+        &self.threads
+    }
+
+    pub(super) fn add_thread(&mut self, tid: pid_t) {
+        self.threads.insert(tid);
+    }
+
+    /// Drops a thread that is no longer traced.
+    pub(super) fn forget_thread(&mut self, tid: pid_t) {
+        self.threads.remove(&tid);
+    }
+
+    /// Drops all threads, which have exited.
+    pub(super) fn forget_threads(&mut self) -> HashSet<pid_t> {
+        std::mem::take(&mut self.threads)
+    }
+
+    /// Drops an exited thread before it is reaped, and records its name: /proc shows it until then.
+    pub(super) fn thread_exited(&mut self, tid: pid_t) {
+        if self.threads.remove(&tid)
+            && let Some(name) = proc::name(self.pid, tid)
+        {
+            self.last_names.insert(tid, name);
+        }
+    }
+
+    /// Records the CPU time of the exited process before it is reaped: its clock exists until then.
+    pub(super) fn save_cpu_time(&mut self) {
+        self.used_ns = process_cpu_ns(self.pid);
+    }
+
+    /// The initial stack pointer of its program.
+    pub(super) fn start_stack(&self) -> Option<Avma> {
+        self.start_stack
+    }
+
+    /// Whether it runs the program that the sampler knows; true if unknown.
+    pub(super) fn runs_known_program(&self) -> bool {
+        proc::start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
+    }
+}
+
+impl Observed for TracedProcess {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        if self.files_inherited {
+            let files = TargetFiles::of(self.pid);
+            // An exited process has no root any longer; its parent had the same.
+            if files.has_root() {
+                self.files = Arc::new(files);
+            }
+            self.files_inherited = false;
+        }
+        Arc::clone(&self.files) as Arc<dyn Files>
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let tid = pid_t::try_from(thread.0).ok()?;
+        self.last_names.remove(&tid).or_else(|| proc::name(self.pid, tid))
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        let read = self.maps.read_through(&mut self.memory_of, self.threads.iter().copied(), out);
+        if read.is_ok() && self.runs_known_program() {
+            self.maps.place_moved_text(self.memory_of, out);
+            self.known = Rc::new(out.clone());
+            return read;
+        }
+        out.clone_from(&self.known);
+        if out.is_empty() { read.and(Err(Fault::Transient("another program runs already"))) } else { Ok(()) }
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        let (pid, name, patience) = (self.memory_of, &self.process.name, &self.maps.patience);
+        self.start_path.of(pid, name, &self.files, patience, mappings)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.maps.last_bytes(self.memory_of, mapping, &self.files, None)
+    }
+
+    fn reads_memory_cheaply(&self) -> bool {
+        true
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        linux::sys::read_memory(self.memory_of, from.0, into)
+            .map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
+
+#[cfg(test)]
+mod traced_process_tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn an_exec_before_the_seizing_is_noticed() {
+        // No event reports that exec, as in `./program & stackprof --pid $!`.
+        let mut shell = Command::new("sh");
+        let mut child = shell.args(["-c", "read go; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let name = || proc::name(pid, pid);
+        let wait_for = |wanted: &str| {
+            let until = Instant::now() + Duration::from_secs(60);
+            while name().as_deref() != Some(wanted) {
+                assert!(Instant::now() < until, "{:?} is not {wanted}", name());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        wait_for("sh");
+        let mut traced = TracedProcess::new(pid, refusal::describe(pid));
+        let mut mappings = Vec::new();
+        // The end of its input works like a line.
+        drop(child.stdin.take());
+        wait_for("sleep");
+        // The kernel sets the name before the stack.
+        let until = Instant::now() + Duration::from_secs(60);
+        while traced.runs_known_program() {
+            assert!(Instant::now() < until, "both programs began with one stack pointer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(matches!(traced.mappings(&mut mappings), Err(Fault::Transient(_))));
+        // Moving mappings settle some time later.
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            traced.reread_description();
+            if traced.mappings(&mut mappings).is_ok_and(|()| !mappings.is_empty()) {
+                break;
+            }
+            assert!(Instant::now() < until, "no mappings of {:?}", traced.process());
+        }
+        assert_eq!((traced.process().name.as_str(), traced.process().pid), ("sleep", child.id()));
+        assert_eq!(traced.process().command, "sleep 60");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

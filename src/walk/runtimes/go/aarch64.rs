@@ -3,7 +3,7 @@
 
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
-use crate::walk::aarch64::call::is_call;
+use crate::walk::aarch64::is_call;
 
 const WORD: u64 = 4;
 
@@ -11,7 +11,7 @@ const WORD: u64 = 4;
 /// first function, set without a call. The function is a no-op, a noreturn call, and Go's padding to the next
 /// multiple of 16 bytes.
 /// Source: Go, src/runtime/asm_arm64.s.
-pub(in crate::walk) fn is_in_goexit(at: Avma, code: &dyn Code) -> bool {
+pub(crate) fn is_in_goexit(at: Avma, code: &dyn Code) -> bool {
     const MOV_X0_X0: u32 = 0xaa00_03e0;
     let Some(start) = at.0.checked_sub(WORD).filter(|start| start % 16 == 0).map(Avma) else { return false };
     word(start, code) == Some(MOV_X0_X0)
@@ -31,7 +31,7 @@ const B: u32 = 0b00_0101;
 /// one, load its stack pointer and call. Their rows do not describe this, and the outermost frame of that stack is
 /// no frame of their caller.
 /// Source: Go, src/runtime/asm_arm64.s.
-pub(in crate::walk) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
+pub(crate) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
     // The instructions before it, last one first, while they are straight code.
     let behind = (1..=WORDS_MAX + 1).map_while(|words| word(Avma(at.0.checked_sub(words * WORD)?), code));

@@ -3,13 +3,13 @@
 
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
-use crate::walk::intel::length::{self, Instruction};
+use crate::walk::intel::instructions::{self, Instruction};
 
 /// The offset of an address in Go's `runtime.goexit`. Its second byte is the return address of a goroutine's first
 /// function, set without a call. The function is a one-byte nop, a noreturn call, a nop, and Go's padding to the
 /// next multiple of 16 bytes.
 /// Source: Go, src/runtime/asm_amd64.s.
-pub(in crate::walk) fn into_goexit(at: Avma, code: &dyn Code) -> Option<u64> {
+pub(crate) fn into_goexit(at: Avma, code: &dyn Code) -> Option<u64> {
     const BYTES: u64 = 7;
     let start = at.0 & !15;
     let into = (at.0 - start < BYTES).then_some(at.0 - start)?;
@@ -30,7 +30,7 @@ const SCHED_SP: i32 = 0x38;
 /// thread's own), until it switches back: `mcall`, `systemstack`, `morestack` and `asmcgocall` make that goroutine
 /// the current one, load its stack pointer and call. Their rows do not describe this.
 /// Source: Go, src/runtime/asm_amd64.s.
-pub(in crate::walk) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
+pub(crate) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
     // The start of the mapping may be nearer.
     let behind = (1..=BEHIND_BYTES).rev().find_map(|from| {
@@ -62,7 +62,7 @@ fn runs_on_loaded_stack(from: Avma, address: CodeAddress, code: &dyn Code) -> bo
         if at > target && !reached {
             return false;
         }
-        let Some(instruction) = code.code(at).and_then(length::decode::<true>) else { return false };
+        let Some(instruction) = code.code(at).and_then(instructions::decode::<true>) else { return false };
         at = at + instruction.length as u64;
         match (instruction.map, instruction.opcode) {
             (0, 0xe8) => calls += 1,

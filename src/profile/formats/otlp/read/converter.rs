@@ -4,24 +4,22 @@
 //! stack once per thread. Many stacks in each of many threads need as many nodes of the trie, and these are
 //! limited: so the cost is never quadratic in the size of a file.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::super::attributes::{self, Any};
 use super::super::key;
 use super::super::proto::{self, field};
-use super::super::tables::Tables;
-use super::profiles::Profile;
+use super::Profile;
 use crate::escape::file_name;
 use crate::profile::DEPTH_MAX;
 use crate::profile::about::About;
-use crate::profile::builder::SavedBuilder;
+use crate::profile::builder::{FUNCTIONS_MAX, MAPPINGS_MAX, SavedBuilder};
 use crate::profile::formats::pprof::label;
-use crate::profile::formats::protobuf::{for_each_field, for_each_number, limit, message};
+use crate::profile::formats::protobuf::{Value, for_each_field, for_each_number, limit, message};
 use crate::profile::formats::{Malformed, encoding};
-use crate::profile::labels::{Label, LabelValue, LabelsId};
-use crate::profile::saved::{Function, Line, Mapping, StackRoot};
-use crate::profile::texts::TextId;
-use crate::trie::NodeId;
+use crate::profile::saved::{Function, Label, LabelValue, LabelsId, Line, Mapping, StackRoot};
+use crate::profile::texts::{TEXTS_MAX, TextId};
+use crate::trie::{FRAMES_MAX, NODES_MAX, NodeId};
 
 /// Meaning of a sample's attribute.
 #[derive(Clone, Copy)]
@@ -175,8 +173,8 @@ impl<'t, 'a> Converter<'t, 'a> {
             return Ok(known);
         }
         let Some(bytes) = tables.attributes.get(slot) else { return Ok(Attribute::Other) };
-        let (key, value, unit) = attributes::of_dictionary(bytes, tables)
-            .map_err(|why| why.at(format_args!("attribute {index}")))?;
+        let (key, value, unit) =
+            of_dictionary(bytes, tables).map_err(|why| why.at(format_args!("attribute {index}")))?;
         let build_id = key::BUILD_IDS.iter().position(|known| *known == key);
         let found = match (key, value) {
             (key::TID | label::TID, Any::Int(tid)) => Attribute::Tid(tid),
@@ -353,5 +351,235 @@ impl<'t, 'a> Converter<'t, 'a> {
         let text = self.builder.text(self.tables.string(index.into(), of)?)?;
         self.texts.put(slot, text);
         Ok(text)
+    }
+}
+
+// ---- Attributes of an OTLP file being read: key and value, and their meaning in a profile.
+//
+// Input: encoded attributes, hostile. Output: values as slices of the file, so that nested ones cost no
+// memory.
+
+/// A value of an attribute.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Any<'a> {
+    /// No value, or one of an unsupported kind.
+    #[default]
+    Other,
+    Text(&'a [u8]),
+    /// Index of a text.
+    StringIndex(u64),
+    Bool(bool),
+    Int(u64),
+    /// The encoded list.
+    Array(&'a [u8]),
+    Bytes(&'a [u8]),
+}
+
+impl<'a> Any<'a> {
+    fn read(bytes: &'a [u8]) -> Result<Any<'a>, Malformed> {
+        let mut parsed = Any::Other;
+        for_each_field(bytes, &"an attribute", |number, value| {
+            match (number, value) {
+                (field::TEXT, Value::Bytes(text)) => parsed = Any::Text(text),
+                (field::TEXT_INDEX, Value::Number(index)) => parsed = Any::StringIndex(index),
+                (field::BOOL, Value::Number(number)) => parsed = Any::Bool(number > 0),
+                (field::INT, Value::Number(number)) => parsed = Any::Int(number),
+                (field::ARRAY, Value::Bytes(array)) => parsed = Any::Array(array),
+                (field::BYTES, Value::Bytes(bytes)) => parsed = Any::Bytes(bytes),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(parsed)
+    }
+
+    /// Calls `visit` with each text in a list, except those of the dictionary: a small list can refer to a
+    /// large text any number of times.
+    pub(crate) fn for_each_text(
+        self,
+        mut visit: impl FnMut(&str) -> Result<(), Malformed>,
+    ) -> Result<(), Malformed> {
+        let Any::Array(array) = self else { return Ok(()) };
+        for_each_field(array, &"an attribute", |number, value| {
+            let (field::ARRAY_VALUES, Value::Bytes(item)) = (number, value) else { return Ok(()) };
+            match Any::read(item)? {
+                Any::Text(text) => visit(&encoding::text(text)),
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
+/// Key, value and unit of an attribute of the dictionary.
+pub(crate) fn of_dictionary<'t, 'a>(
+    bytes: &'a [u8],
+    tables: &'t Tables<'a>,
+) -> Result<(&'t str, Any<'a>, &'t str), Malformed> {
+    let (mut key, mut parsed, mut unit) = ("", Any::Other, "");
+    for_each_field(bytes, &"an attribute", |number, value| {
+        match (number, value) {
+            (field::KEY, Value::Number(index)) => key = tables.string(index.cast_signed(), "an attribute")?,
+            (field::VALUE, Value::Bytes(value)) => parsed = Any::read(value)?,
+            (field::UNIT, Value::Number(index)) => {
+                unit = tables.string(index.cast_signed(), "an attribute")?
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok((key, parsed, unit))
+}
+
+/// Key and value of an attribute of a resource.
+fn of_resource<'k, 'a: 'k>(
+    bytes: &'a [u8],
+    tables: &'k Tables<'a>,
+) -> Result<(Cow<'k, str>, Any<'a>), Malformed> {
+    let (mut key, mut parsed) = (Cow::Borrowed(""), Any::Other);
+    for_each_field(bytes, &"an attribute", |number, value| {
+        match (number, value) {
+            (field::KEY, Value::Bytes(text)) => key = encoding::text(text),
+            (field::KEY_INDEX, Value::Number(index)) => {
+                key = Cow::Borrowed(tables.string(index.cast_signed(), "an attribute")?);
+            }
+            (field::VALUE, Value::Bytes(value)) => parsed = Any::read(value)?,
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok((key, parsed))
+}
+
+/// Facts about the process of a resource.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Resource<'a> {
+    /// Its name, from the most specific attribute.
+    pub(crate) process: Any<'a>,
+    /// The name is a path.
+    pub(crate) is_path: bool,
+    pub(crate) pid: Option<u32>,
+}
+
+impl<'a> Resource<'a> {
+    /// Reads the encoded message.
+    pub(crate) fn read(bytes: &'a [u8], tables: &Tables<'a>) -> Result<Resource<'a>, Malformed> {
+        let mut resource = Resource::default();
+        // The rank of the best key so far.
+        let mut rank = 0;
+        for_each_field(bytes, &"a resource", |number, value| {
+            let (field::RESOURCE_ATTRIBUTES, Value::Bytes(attribute)) = (number, value) else {
+                return Ok(());
+            };
+            let (key, value) = of_resource(attribute, tables)?;
+            let own_rank = match (&*key, value) {
+                (key::PID, Any::Int(pid)) => {
+                    resource.pid = u32::try_from(pid).ok();
+                    0
+                }
+                (key::PROCESS, _) => 3,
+                (key::PROCESS_PATH, _) => 2,
+                (key::SERVICE, _) => 1,
+                _ => 0,
+            };
+            if own_rank > rank {
+                rank = own_rank;
+                (resource.process, resource.is_path) = (value, own_rank == 2);
+            }
+            Ok(())
+        })?;
+        Ok(resource)
+    }
+}
+
+// ---- The dictionary of an OTLP file being read.
+//
+// Input: the message, hostile. Output: its tables, by index; locations, stacks and attributes as slices of
+// the file until a sample needs them.
+
+/// Most bytes of a mapping, function or location: a message takes several times its size in memory.
+pub(crate) const ITEM_BYTES_MAX: usize = 1 << 20;
+
+/// The tables.
+#[derive(Default)]
+pub(crate) struct Tables<'a> {
+    pub(crate) strings: Vec<Cow<'a, str>>,
+    pub(crate) mappings: Vec<proto::Mapping>,
+    pub(crate) functions: Vec<proto::Function>,
+    pub(crate) locations: Vec<&'a [u8]>,
+    pub(crate) stacks: Vec<&'a [u8]>,
+    pub(crate) attributes: Vec<&'a [u8]>,
+}
+
+impl<'a> Tables<'a> {
+    /// Reads the tables of a file.
+    pub(crate) fn read(bytes: &'a [u8]) -> Result<Tables<'a>, Malformed> {
+        let mut tables = Tables::default();
+        let mut is_there = false;
+        for_each_field(bytes, &"the unpacked profile", |number, value| {
+            let (field::DICTIONARY, Value::Bytes(dictionary)) = (number, value) else { return Ok(()) };
+            is_there = true;
+            for_each_field(dictionary, &"the dictionary", |number, value| match value {
+                Value::Bytes(item) => tables.add(number, item),
+                _ => Ok(()),
+            })
+        })?;
+        if !is_there {
+            return Err("no dictionary; this is not an OTLP profile".into());
+        }
+        if tables.strings.first().is_some_and(|first| !first.is_empty()) {
+            return Err("string 0 is not empty; this is not an OTLP profile".into());
+        }
+        Ok(tables)
+    }
+
+    fn add(&mut self, table: u32, item: &'a [u8]) -> Result<(), Malformed> {
+        let small = |what: &str, index: usize| match item.len() {
+            0..=ITEM_BYTES_MAX => Ok(()),
+            _ => Err(Malformed::from(format!("{what} {index} is too long"))),
+        };
+        match table {
+            field::STRING_TABLE => {
+                limit(self.strings.len(), TEXTS_MAX, "strings")?;
+                // Names of files and symbols can be any bytes.
+                self.strings.push(encoding::text(item));
+            }
+            field::MAPPING_TABLE => {
+                let index = self.mappings.len();
+                limit(index, MAPPINGS_MAX, "mappings")?;
+                small("mapping", index)?;
+                self.mappings.push(message(item, "mapping", index)?);
+            }
+            field::FUNCTION_TABLE => {
+                let index = self.functions.len();
+                limit(index, FUNCTIONS_MAX, "functions")?;
+                self.functions.push(message(item, "function", index)?);
+            }
+            field::LOCATION_TABLE => {
+                limit(self.locations.len(), FRAMES_MAX, "locations")?;
+                small("location", self.locations.len())?;
+                self.locations.push(item);
+            }
+            field::STACK_TABLE => {
+                limit(self.stacks.len(), NODES_MAX, "stacks")?;
+                self.stacks.push(item);
+            }
+            field::ATTRIBUTE_TABLE => {
+                limit(self.attributes.len(), NODES_MAX, "attributes")?;
+                self.attributes.push(item);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A text by its index; `of` names the item with the index.
+    pub(crate) fn string(&self, index: i64, of: &str) -> Result<&str, Malformed> {
+        let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
+        match text {
+            Some(text) => Ok(text),
+            // A profile without strings has no names.
+            None if index == 0 => Ok(""),
+            None => Err(format!("{of} names string {index}, and there are {}", self.strings.len()).into()),
+        }
     }
 }

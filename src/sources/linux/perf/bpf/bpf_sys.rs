@@ -43,7 +43,7 @@ struct LoadProgram {
 
 /// Type of a program.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::sources::linux::perf) enum ProgramKind {
+pub(crate) enum ProgramKind {
     /// Filters samples of events (BPF_PROG_TYPE_PERF_EVENT).
     Event,
     /// Runs at a probe (BPF_PROG_TYPE_KPROBE).
@@ -56,10 +56,7 @@ pub(in crate::sources::linux::perf) enum ProgramKind {
 ///
 /// # Errors
 /// Errors of bpf(2): EPERM without CAP_BPF, ENOSYS if the kernel has none.
-pub(in crate::sources::linux::perf) fn load_program(
-    kind: ProgramKind,
-    instructions: &[u64],
-) -> io::Result<OwnedFd> {
+pub(crate) fn load_program(kind: ProgramKind, instructions: &[u64]) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
     const BPF_F_SLEEPABLE: u32 = 1 << 4;
     let (program_type, flags) = match kind {
@@ -102,7 +99,7 @@ struct RunProgram {
 ///
 /// # Errors
 /// Errors of bpf(2).
-pub(in crate::sources::linux::perf) fn run_program(program: &OwnedFd) -> io::Result<()> {
+pub(crate) fn run_program(program: &OwnedFd) -> io::Result<()> {
     const BPF_PROG_TEST_RUN: c_int = 10;
     let mut run = RunProgram { program: program.as_raw_fd().cast_unsigned(), ..RunProgram::default() };
     // SAFETY: `run` contains no pointers.
@@ -133,7 +130,7 @@ struct ChangeMap {
 ///
 /// # Errors
 /// Errors of bpf(2).
-pub(in crate::sources::linux::perf) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
+pub(crate) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
     create_map_of(8, max_entries)
 }
 
@@ -141,10 +138,7 @@ pub(in crate::sources::linux::perf) fn create_map(max_entries: u32) -> io::Resul
 ///
 /// # Errors
 /// Errors of bpf(2).
-pub(in crate::sources::linux::perf) fn create_map_of(
-    value_bytes: usize,
-    max_entries: u32,
-) -> io::Result<OwnedFd> {
+pub(crate) fn create_map_of(value_bytes: usize, max_entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_HASH: u32 = 1;
     let value_size = value_bytes as u32;
     create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size, max_entries, flags: 0 })
@@ -154,7 +148,7 @@ pub(in crate::sources::linux::perf) fn create_map_of(
 ///
 /// # Errors
 /// Errors of bpf(2).
-pub(in crate::sources::linux::perf) fn create_address_map(max_entries: u32) -> io::Result<OwnedFd> {
+pub(crate) fn create_address_map(max_entries: u32) -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_HASH: u32 = 1;
     const BPF_F_NO_PREALLOC: u32 = 1;
     let flags = BPF_F_NO_PREALLOC;
@@ -170,7 +164,7 @@ fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
 }
 
 /// Sets or removes the value of a key. A full map or a missing key is ignored.
-pub(in crate::sources::linux::perf) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
+pub(crate) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
     const BPF_MAP_UPDATE_ELEM: c_int = 2;
     const BPF_MAP_DELETE_ELEM: c_int = 3;
     let command = if value.is_some() { BPF_MAP_UPDATE_ELEM } else { BPF_MAP_DELETE_ELEM };
@@ -187,7 +181,7 @@ pub(in crate::sources::linux::perf) fn change_map(map: &OwnedFd, key: u32, value
 }
 
 /// Sets the value of a key, in a map created for values of `N` bytes. A full map is ignored.
-pub(in crate::sources::linux::perf) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, value: &[u8; N]) {
+pub(crate) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, value: &[u8; N]) {
     const BPF_MAP_UPDATE_ELEM: c_int = 2;
     let map = map.as_raw_fd().cast_unsigned();
     let mut change =
@@ -198,7 +192,7 @@ pub(in crate::sources::linux::perf) fn put_in_map<const N: usize>(map: &OwnedFd,
 }
 
 /// Removes a key from a map. A missing key is ignored.
-pub(in crate::sources::linux::perf) fn remove_from_map(map: &OwnedFd, key: u32) {
+pub(crate) fn remove_from_map(map: &OwnedFd, key: u32) {
     change_map(map, key, None);
 }
 
@@ -219,7 +213,7 @@ fn exchange(map: &OwnedFd, command: c_int, value: u64, bytes: usize, value_bytes
 
 /// A single value shared with programs (BPF_MAP_TYPE_ARRAY).
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct Array {
+pub(crate) struct Array {
     map: OwnedFd,
     value_bytes: usize,
 }
@@ -229,7 +223,7 @@ impl Array {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn create(value_bytes: usize, constant: bool) -> io::Result<Array> {
+    pub(crate) fn create(value_bytes: usize, constant: bool) -> io::Result<Array> {
         const BPF_MAP_TYPE_ARRAY: u32 = 2;
         const BPF_F_RDONLY_PROG: u32 = 1 << 7;
         let flags = if constant { BPF_F_RDONLY_PROG } else { 0 };
@@ -239,7 +233,7 @@ impl Array {
     }
 
     /// Its descriptor, for programs.
-    pub(in crate::sources::linux::perf) fn descriptor(&self) -> &OwnedFd {
+    pub(crate) fn descriptor(&self) -> &OwnedFd {
         &self.map
     }
 
@@ -247,7 +241,7 @@ impl Array {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn put(&self, value: &[u8]) -> io::Result<()> {
+    pub(crate) fn put(&self, value: &[u8]) -> io::Result<()> {
         const BPF_MAP_UPDATE_ELEM: c_int = 2;
         exchange(&self.map, BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len(), self.value_bytes)
     }
@@ -256,7 +250,7 @@ impl Array {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn get(&self, value: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn get(&self, value: &mut [u8]) -> io::Result<()> {
         const BPF_MAP_LOOKUP_ELEM: c_int = 1;
         exchange(&self.map, BPF_MAP_LOOKUP_ELEM, value.as_mut_ptr() as u64, value.len(), self.value_bytes)
     }
@@ -265,7 +259,7 @@ impl Array {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn freeze(&self) -> io::Result<()> {
+    pub(crate) fn freeze(&self) -> io::Result<()> {
         const BPF_MAP_FREEZE: c_int = 22;
         let mut map = self.map.as_raw_fd().cast_unsigned();
         // SAFETY: the descriptor is this command's only argument.
@@ -275,7 +269,7 @@ impl Array {
 
 /// One value per CPU, changed by programs (BPF_MAP_TYPE_PERCPU_ARRAY).
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct CpuArray {
+pub(crate) struct CpuArray {
     map: OwnedFd,
     /// Total size of the values of all CPUs.
     bytes: usize,
@@ -287,7 +281,7 @@ impl CpuArray {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn create(value_bytes: usize, cpus: usize) -> io::Result<CpuArray> {
+    pub(crate) fn create(value_bytes: usize, cpus: usize) -> io::Result<CpuArray> {
         const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
         let value_size = value_bytes as u32;
         let map_type = BPF_MAP_TYPE_PERCPU_ARRAY;
@@ -296,7 +290,7 @@ impl CpuArray {
     }
 
     /// Its descriptor, for programs.
-    pub(in crate::sources::linux::perf) fn descriptor(&self) -> &OwnedFd {
+    pub(crate) fn descriptor(&self) -> &OwnedFd {
         &self.map
     }
 
@@ -304,7 +298,7 @@ impl CpuArray {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn put(&self, values: &[u8]) -> io::Result<()> {
+    pub(crate) fn put(&self, values: &[u8]) -> io::Result<()> {
         const BPF_MAP_UPDATE_ELEM: c_int = 2;
         exchange(&self.map, BPF_MAP_UPDATE_ELEM, values.as_ptr() as u64, values.len(), self.bytes)
     }
@@ -313,7 +307,7 @@ impl CpuArray {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn get(&self) -> io::Result<Vec<u8>> {
+    pub(crate) fn get(&self) -> io::Result<Vec<u8>> {
         const BPF_MAP_LOOKUP_ELEM: c_int = 1;
         let mut values = vec![0; self.bytes];
         exchange(&self.map, BPF_MAP_LOOKUP_ELEM, values.as_mut_ptr() as u64, self.bytes, self.bytes)?;
@@ -324,7 +318,7 @@ impl CpuArray {
 /// A ring that programs write (BPF_MAP_TYPE_RINGBUF; kernel/bpf/ringbuf.c): a page with the consumer position, one
 /// with the producer position, then the data, mapped twice in succession.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct ProgramRing {
+pub(crate) struct ProgramRing {
     map: OwnedFd,
     /// The consumer page, writable by this process.
     read: NonNull<u8>,
@@ -347,10 +341,7 @@ impl ProgramRing {
     ///
     /// # Errors
     /// Errors of bpf(2): EINVAL before Linux 5.8.
-    pub(in crate::sources::linux::perf) fn create(
-        data_bytes: usize,
-        record_bytes: usize,
-    ) -> io::Result<ProgramRing> {
+    pub(crate) fn create(data_bytes: usize, record_bytes: usize) -> io::Result<ProgramRing> {
         const BPF_MAP_TYPE_RINGBUF: u32 = 27;
         let max_entries = data_bytes as u32;
         let map = create(CreateMap {
@@ -375,17 +366,17 @@ impl ProgramRing {
     }
 
     /// Its descriptor, for programs.
-    pub(in crate::sources::linux::perf) fn descriptor(&self) -> c_int {
+    pub(crate) fn descriptor(&self) -> c_int {
         self.map.as_raw_fd()
     }
 
     /// Passes each available record to `take`, and frees its space.
-    pub(in crate::sources::linux::perf) fn drain(&mut self, take: impl FnMut(&[u8])) {
+    pub(crate) fn drain(&mut self, take: impl FnMut(&[u8])) {
         self.read(true, take);
     }
 
     /// Passes each available record to `take`, and keeps it.
-    pub(in crate::sources::linux::perf) fn peek(&mut self, take: impl FnMut(&[u8])) {
+    pub(crate) fn peek(&mut self, take: impl FnMut(&[u8])) {
         self.read(false, take);
     }
 

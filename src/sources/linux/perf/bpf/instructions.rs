@@ -1,8 +1,10 @@
 //! The eBPF instructions and helpers used by the programs (Documentation/bpf/standardization/instruction-set.rst,
 //! include/uapi/linux/bpf.h), and an interpreter for tests.
 
+use std::fs;
+
 /// Encodes an instruction: opcode, destination and source register, offset, immediate.
-pub(in crate::sources::linux::perf) const fn op(code: u8, dst: u8, src: u8, offset: i16, value: i32) -> u64 {
+pub(crate) const fn op(code: u8, dst: u8, src: u8, offset: i16, value: i32) -> u64 {
     code as u64
         | (dst as u64) << 8
         | (src as u64) << 12
@@ -10,69 +12,128 @@ pub(in crate::sources::linux::perf) const fn op(code: u8, dst: u8, src: u8, offs
         | ((value as u32) as u64) << 32
 }
 
-pub(in crate::sources::linux::perf) const LOAD_64: u8 = 0x18;
-pub(in crate::sources::linux::perf) const MOVE: u8 = 0xb7;
-pub(in crate::sources::linux::perf) const MOVE_REGISTER: u8 = 0xbf;
-pub(in crate::sources::linux::perf) const ADD: u8 = 0x07;
-pub(in crate::sources::linux::perf) const ADD_REGISTER: u8 = 0x0f;
-pub(in crate::sources::linux::perf) const SUBTRACT_REGISTER: u8 = 0x1f;
-pub(in crate::sources::linux::perf) const MULTIPLY_REGISTER: u8 = 0x2f;
-pub(in crate::sources::linux::perf) const AND: u8 = 0x57;
-pub(in crate::sources::linux::perf) const SHIFT_LEFT: u8 = 0x67;
-pub(in crate::sources::linux::perf) const SHIFT_RIGHT: u8 = 0x77;
+pub(crate) const LOAD_64: u8 = 0x18;
+pub(crate) const MOVE: u8 = 0xb7;
+pub(crate) const MOVE_REGISTER: u8 = 0xbf;
+pub(crate) const ADD: u8 = 0x07;
+pub(crate) const ADD_REGISTER: u8 = 0x0f;
+pub(crate) const SUBTRACT_REGISTER: u8 = 0x1f;
+pub(crate) const MULTIPLY_REGISTER: u8 = 0x2f;
+pub(crate) const AND: u8 = 0x57;
+pub(crate) const SHIFT_LEFT: u8 = 0x67;
+pub(crate) const SHIFT_RIGHT: u8 = 0x77;
 /// A word has 4 bytes, a double word 8.
-pub(in crate::sources::linux::perf) const LOAD_WORD: u8 = 0x61;
-pub(in crate::sources::linux::perf) const LOAD_DOUBLE: u8 = 0x79;
-pub(in crate::sources::linux::perf) const STORE_WORD: u8 = 0x63;
-pub(in crate::sources::linux::perf) const STORE_DOUBLE: u8 = 0x7b;
+pub(crate) const LOAD_WORD: u8 = 0x61;
+pub(crate) const LOAD_DOUBLE: u8 = 0x79;
+pub(crate) const STORE_WORD: u8 = 0x63;
+pub(crate) const STORE_DOUBLE: u8 = 0x7b;
 /// Stores the immediate.
-pub(in crate::sources::linux::perf) const STORE_VALUE_DOUBLE: u8 = 0x7a;
-pub(in crate::sources::linux::perf) const CALL: u8 = 0x85;
-pub(in crate::sources::linux::perf) const JUMP: u8 = 0x05;
-pub(in crate::sources::linux::perf) const JUMP_IF_EQUAL: u8 = 0x15;
-pub(in crate::sources::linux::perf) const JUMP_UNLESS_EQUAL: u8 = 0x55;
-pub(in crate::sources::linux::perf) const JUMP_IF_GREATER_SIGNED: u8 = 0x65;
-pub(in crate::sources::linux::perf) const EXIT: u8 = 0x95;
+pub(crate) const STORE_VALUE_DOUBLE: u8 = 0x7a;
+pub(crate) const CALL: u8 = 0x85;
+pub(crate) const JUMP: u8 = 0x05;
+pub(crate) const JUMP_IF_EQUAL: u8 = 0x15;
+pub(crate) const JUMP_UNLESS_EQUAL: u8 = 0x55;
+pub(crate) const JUMP_IF_GREATER_SIGNED: u8 = 0x65;
+pub(crate) const EXIT: u8 = 0x95;
 /// Source register of [`LOAD_64`]: the immediate is a map descriptor.
-pub(in crate::sources::linux::perf) const IS_MAP: u8 = 1;
+pub(crate) const IS_MAP: u8 = 1;
 /// Source register of [`LOAD_64`]: loads an address within the value of an array of one; its descriptor comes
 /// first.
 const IS_VALUE: u8 = 2;
 
-pub(in crate::sources::linux::perf) const MAP_LOOKUP: i32 = 1;
-pub(in crate::sources::linux::perf) const MAP_UPDATE: i32 = 2;
-pub(in crate::sources::linux::perf) const MAP_DELETE: i32 = 3;
-pub(in crate::sources::linux::perf) const KTIME_GET_NS: i32 = 5;
-pub(in crate::sources::linux::perf) const GET_PRANDOM_U32: i32 = 7;
-pub(in crate::sources::linux::perf) const GET_CURRENT_PID_TGID: i32 = 14;
-pub(in crate::sources::linux::perf) const GET_CURRENT_TASK: i32 = 35;
-pub(in crate::sources::linux::perf) const PROBE_READ_USER: i32 = 112;
-pub(in crate::sources::linux::perf) const PROBE_READ_KERNEL: i32 = 113;
-pub(in crate::sources::linux::perf) const GET_NS_CURRENT_PID_TGID: i32 = 120;
-pub(in crate::sources::linux::perf) const RINGBUF_RESERVE: i32 = 131;
-pub(in crate::sources::linux::perf) const RINGBUF_SUBMIT: i32 = 132;
-pub(in crate::sources::linux::perf) const GET_CURRENT_TASK_BTF: i32 = 158;
-pub(in crate::sources::linux::perf) const SNPRINTF: i32 = 165;
-pub(in crate::sources::linux::perf) const TASK_PT_REGS: i32 = 175;
+pub(crate) const MAP_LOOKUP: i32 = 1;
+pub(crate) const MAP_UPDATE: i32 = 2;
+pub(crate) const MAP_DELETE: i32 = 3;
+pub(crate) const KTIME_GET_NS: i32 = 5;
+pub(crate) const GET_PRANDOM_U32: i32 = 7;
+pub(crate) const GET_CURRENT_PID_TGID: i32 = 14;
+pub(crate) const GET_CURRENT_TASK: i32 = 35;
+pub(crate) const PROBE_READ_USER: i32 = 112;
+pub(crate) const PROBE_READ_KERNEL: i32 = 113;
+pub(crate) const GET_NS_CURRENT_PID_TGID: i32 = 120;
+pub(crate) const RINGBUF_RESERVE: i32 = 131;
+pub(crate) const RINGBUF_SUBMIT: i32 = 132;
+pub(crate) const GET_CURRENT_TASK_BTF: i32 = 158;
+pub(crate) const SNPRINTF: i32 = 165;
+pub(crate) const TASK_PT_REGS: i32 = 175;
 
 /// `r = value`, encoded as two instructions.
-pub(in crate::sources::linux::perf) const fn load(register: u8, value: u64) -> [u64; 2] {
+pub(crate) const fn load(register: u8, value: u64) -> [u64; 2] {
     [op(LOAD_64, register, 0, 0, value as i32), op(0, 0, 0, 0, (value >> 32) as i32)]
 }
 
 /// `r = map`, given its descriptor.
-pub(in crate::sources::linux::perf) const fn load_map(register: u8, map: i32) -> [u64; 2] {
+pub(crate) const fn load_map(register: u8, map: i32) -> [u64; 2] {
     [op(LOAD_64, register, IS_MAP, 0, map), 0]
 }
 
 /// `r = value + offset`, for an array of one value, given its descriptor.
-pub(in crate::sources::linux::perf) const fn load_value(register: u8, array: i32, offset: i32) -> [u64; 2] {
+pub(crate) const fn load_value(register: u8, array: i32, offset: i32) -> [u64; 2] {
     [op(LOAD_64, register, IS_VALUE, 0, array), op(0, 0, 0, 0, offset)]
+}
+
+// ---- Offsets of structure members in the running kernel, from its type information (BTF, Documentation/bpf/btf.rst).
+// Input: names of a structure and a member. Output: an offset in bytes.
+
+const PATH: &str = "/sys/kernel/btf/vmlinux";
+const MAGIC: u16 = 0xeb9f;
+const STRUCT: u32 = 4;
+
+/// Offset of a member in a structure of the running kernel; `None` if the kernel has no such type information.
+pub(crate) fn member_offset(structure: &str, member: &str) -> Option<i32> {
+    find(&fs::read(PATH).ok()?, structure, member)
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
+
+fn find(btf: &[u8], structure: &str, member: &str) -> Option<i32> {
+    if btf.first_chunk().map(|magic| u16::from_le_bytes(*magic)) != Some(MAGIC) {
+        return None;
+    }
+    let field = |index: usize| word(btf, 4 + 4 * index).map(|value| value as usize);
+    let body = btf.get(field(0)?..)?;
+    let types = body.get(field(1)?..)?.get(..field(2)?)?;
+    let names = body.get(field(3)?..)?.get(..field(4)?)?;
+    let is_named = |offset: u32, name: &str| {
+        let found = names.get(offset as usize..).and_then(|rest| rest.strip_prefix(name.as_bytes()));
+        found.is_some_and(|rest| rest.first() == Some(&0))
+    };
+    let mut at = 0;
+    while at < types.len() {
+        let (name, info) = (word(types, at)?, word(types, at + 4)?);
+        let (kind, count) = (info >> 24 & 0x1f, (info & 0xffff) as usize);
+        at += 12;
+        let bytes = match kind {
+            // Integer, variable, declaration tag.
+            1 | 14 | 17 => 4,
+            // Array.
+            3 => 12,
+            // Structure, union, data section, 64-bit enumeration.
+            STRUCT | 5 | 15 | 19 => count * 12,
+            // Enumeration, function prototype.
+            6 | 13 => count * 8,
+            // References to another type.
+            2 | 7..=12 | 16 | 18 => 0,
+            _ => return None,
+        };
+        if kind == STRUCT && is_named(name, structure) {
+            let members = types.get(at..at + bytes)?.chunks_exact(12);
+            let found = members.filter_map(|member| Some((word(member, 0)?, word(member, 8)?)));
+            let bits = { found }.find(|(name, _)| is_named(*name, member))?.1;
+            // The highest byte is the size of a bit field.
+            let bits = if info >> 31 == 1 { bits & 0xff_ffff } else { bits };
+            return i32::try_from(bits / 8).ok().filter(|_| bits % 8 == 0);
+        }
+        at += bytes;
+    }
+    None
 }
 
 /// Runs programs like the kernel: the running thread, maps, a ring and the memory of a program.
 #[cfg(test)]
-pub(in crate::sources::linux::perf) mod machine {
+pub(crate) mod machine {
     use hashbrown::HashMap;
 
     use super::*;
@@ -91,41 +152,41 @@ pub(in crate::sources::linux::perf) mod machine {
     /// Kernel address of the running thread.
     const TASK: u64 = 0xffff_8880_0000_0000;
 
-    pub(in crate::sources::linux::perf) struct Machine {
+    pub(crate) struct Machine {
         /// The running thread, its process, and their namespace.
-        pub(in crate::sources::linux::perf) tid: u32,
-        pub(in crate::sources::linux::perf) tgid: u32,
-        pub(in crate::sources::linux::perf) namespace: (u64, u64),
-        pub(in crate::sources::linux::perf) time_ns: u64,
+        pub(crate) tid: u32,
+        pub(crate) tgid: u32,
+        pub(crate) namespace: (u64, u64),
+        pub(crate) time_ns: u64,
         /// Maps: number, and value of each key.
-        pub(in crate::sources::linux::perf) maps: Vec<(i32, Vec<(u32, u64)>)>,
+        pub(crate) maps: Vec<(i32, Vec<(u32, u64)>)>,
         /// Maps from numbers to values of this size, changed by programs.
-        pub(in crate::sources::linux::perf) wide: Vec<(i32, usize, HashMap<u32, Vec<u8>>)>,
+        pub(crate) wide: Vec<(i32, usize, HashMap<u32, Vec<u8>>)>,
         /// Maps from addresses to numbers, changed by programs.
-        pub(in crate::sources::linux::perf) addresses: Vec<(i32, HashMap<u64, u64>)>,
+        pub(crate) addresses: Vec<(i32, HashMap<u64, u64>)>,
         /// The next random number.
-        pub(in crate::sources::linux::perf) random: u64,
+        pub(crate) random: u64,
         /// Larger values: map, key, value.
-        pub(in crate::sources::linux::perf) lists: Vec<(i32, u32, Vec<u8>)>,
+        pub(crate) lists: Vec<(i32, u32, Vec<u8>)>,
         /// Number of the ring, room for records, and the submitted ones.
-        pub(in crate::sources::linux::perf) ring: i32,
-        pub(in crate::sources::linux::perf) room: usize,
-        pub(in crate::sources::linux::perf) records: Vec<Vec<u8>>,
+        pub(crate) ring: i32,
+        pub(crate) room: usize,
+        pub(crate) records: Vec<Vec<u8>>,
         /// Readable memory of the program: base address and bytes.
-        pub(in crate::sources::linux::perf) memory: (u64, Vec<u8>),
+        pub(crate) memory: (u64, Vec<u8>),
         /// Addresses of it that are not resident.
-        pub(in crate::sources::linux::perf) missing: std::ops::Range<u64>,
+        pub(crate) missing: std::ops::Range<u64>,
         /// The kernel's structure of the running thread.
-        pub(in crate::sources::linux::perf) task: Vec<u8>,
+        pub(crate) task: Vec<u8>,
         /// Registers of the running thread, as passed to the program.
-        pub(in crate::sources::linux::perf) context: Vec<u8>,
+        pub(crate) context: Vec<u8>,
         stack: Vec<u8>,
         value: Vec<u8>,
         reserved: Option<Vec<u8>>,
     }
 
     impl Machine {
-        pub(in crate::sources::linux::perf) fn new(tid: u32, tgid: u32, namespace: (u64, u64)) -> Machine {
+        pub(crate) fn new(tid: u32, tgid: u32, namespace: (u64, u64)) -> Machine {
             Machine {
                 tid,
                 tgid,
@@ -172,7 +233,7 @@ pub(in crate::sources::linux::perf) mod machine {
         }
 
         /// Runs a program; returns its result.
-        pub(in crate::sources::linux::perf) fn run(&mut self, program: &[u64]) -> u64 {
+        pub(crate) fn run(&mut self, program: &[u64]) -> u64 {
             let mut registers = [0u64; 11];
             (registers[1], registers[10]) = (CONTEXT, STACK);
             let mut at = 0;
@@ -349,5 +410,79 @@ pub(in crate::sources::linux::perf) mod machine {
                 _ => panic!("helper {helper}"),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod btf_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// An integer, a pointer, and `struct task { int a; int *blocked; }`.
+    fn btf() -> Vec<u8> {
+        let names = b"\0int\0task\0a\0blocked\0";
+        let types: [u32; 20] = [
+            1,
+            1 << 24,
+            4,
+            32, // int
+            0,
+            2 << 24,
+            1, // int *
+            5,
+            4 << 24 | 2,
+            16, // struct task
+            10,
+            1,
+            0, //  a
+            12,
+            2,
+            64, // blocked
+            0,
+            9 << 24,
+            3,
+            0, // volatile
+        ];
+        let types = &types[..19];
+        let header = [24, 0, types.len() as u32 * 4, types.len() as u32 * 4, names.len() as u32];
+        let mut btf = vec![0x9f, 0xeb, 1, 0];
+        header.iter().chain(types).for_each(|word| btf.extend(word.to_le_bytes()));
+        btf.extend(names);
+        btf
+    }
+
+    #[test]
+    fn members_are_found_by_name() {
+        assert_eq!(find(&btf(), "task", "blocked"), Some(8));
+        assert_eq!(find(&btf(), "task", "a"), Some(0));
+        for (structure, member) in [("task", "block"), ("tas", "a"), ("int", "a"), ("task", "")] {
+            assert_eq!(find(&btf(), structure, member), None, "{structure}.{member}");
+        }
+    }
+
+    #[test]
+    fn hostile_bytes_have_no_members() {
+        let whole = btf();
+        for len in 0..whole.len() {
+            let _ = find(&whole[..len], "task", "blocked");
+        }
+        let mut random = crate::rng::Rng::new(3);
+        for _ in 0..2_000 {
+            let mut bytes = whole.clone();
+            let at = random.below(bytes.len());
+            bytes[at] = random.below(256) as u8;
+            let _ = find(&bytes, "task", "blocked");
+        }
+    }
+
+    #[test]
+    fn the_kernel_describes_the_offset_of_blocked_signals() {
+        // Kernels without BTF lack this file.
+        let Ok(btf) = fs::read(PATH) else {
+            return assert!(member_offset("task_struct", "blocked").is_none());
+        };
+        let offset = find(&btf, "task_struct", "blocked").unwrap();
+        assert_eq!(offset % 8, 0);
+        assert_eq!(find(&btf, "list_head", "prev"), Some(8));
     }
 }

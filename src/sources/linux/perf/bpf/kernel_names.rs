@@ -18,7 +18,7 @@ const VALUE_BYTES: usize = 8 + NAME_BYTES;
 /// Room for the longest name (`KSYM_NAME_LEN` in include/linux/kallsyms.h, 511); longer ones are truncated.
 const NAME_BYTES: usize = 504;
 /// The symbol list (proc(5)).
-pub(in crate::sources::linux) const LIST: &str = "/proc/kallsyms";
+pub(crate) const LIST: &str = "/proc/kallsyms";
 /// For more addresses the list is read: it costs no more than this many names.
 const ADDRESSES_MAX: usize = 4096;
 
@@ -50,7 +50,7 @@ struct PreparedNames {
 static PREPARED: OnceLock<PreparedNames> = OnceLock::new();
 
 /// Loads the program and opens the list, as far as permitted.
-pub(in crate::sources::linux) fn prepare() {
+pub(crate) fn prepare() {
     PREPARED.get_or_init(|| PreparedNames {
         namer: Namer::load().ok().map(Mutex::new),
         list: File::open(LIST).ok(),
@@ -61,7 +61,7 @@ pub(in crate::sources::linux) fn prepare() {
 ///
 /// # Errors
 /// Errors of open(2).
-pub(in crate::sources::linux) fn list() -> io::Result<File> {
+pub(crate) fn list() -> io::Result<File> {
     let Some(list) = PREPARED.get().and_then(|prepared| prepared.list.as_ref()) else {
         return File::open(LIST);
     };
@@ -74,7 +74,7 @@ pub(in crate::sources::linux) fn list() -> io::Result<File> {
 ///
 /// # Errors
 /// Errors of bpf(2): EPERM without CAP_BPF and CAP_PERFMON, EINVAL before Linux 5.14.
-pub(in crate::sources::linux) fn of(addresses: &[u64]) -> io::Result<Vec<Option<String>>> {
+pub(crate) fn of(addresses: &[u64]) -> io::Result<Vec<Option<String>>> {
     if addresses.len() > ADDRESSES_MAX {
         return Err(io::ErrorKind::Unsupported.into());
     }

@@ -7,31 +7,31 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::buffers::Pool;
-use super::super::ring::record::SampleId;
-use super::filter_program::TID;
 use super::instructions::{
     ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER,
     PROBE_READ_USER, RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
 };
+use super::sample_filter::TID;
 use crate::sources::PrefetchedWords;
+use crate::sources::linux::perf::ring::SampleId;
 
 /// Size of the record header.
-pub(in crate::sources::linux::perf) const HEADER_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 32;
 /// Header offset of the address.
 const ADDRESS: i16 = 8;
 /// Header offset of the number of bytes.
-pub(in crate::sources::linux::perf) const LEN: i16 = 24;
+pub(crate) const LEN: i16 = 24;
 /// Maximum time between a copy and its sample, which come from one interrupt, nanoseconds: less than half of the
 /// shortest period. Typically about one thousand.
-pub(in crate::sources::linux::perf) const APART_NS_MAX: u64 = 40_000;
+pub(crate) const APART_NS_MAX: u64 = 40_000;
 /// Retention of copies without a sample.
 const KEPT_NS: u64 = 1_000_000_000;
 
 /// Stores r7 as the address of a record.
-pub(in crate::sources::linux::perf) const ADDRESS_IN_R7: u64 = op(STORE_DOUBLE, 8, 7, ADDRESS, 0);
+pub(crate) const ADDRESS_IN_R7: u64 = op(STORE_DOUBLE, 8, 7, ADDRESS, 0);
 
 /// Stores this value as the address of a record.
-pub(in crate::sources::linux::perf) const fn address(value: i32) -> u64 {
+pub(crate) const fn address(value: i32) -> u64 {
     op(STORE_VALUE_DOUBLE, 8, 0, ADDRESS, value)
 }
 
@@ -43,7 +43,7 @@ const fn submit(flags: i32) -> [u64; 3] {
 /// Builds a program that copies memory of the running thread: common steps and forward jumps. r9 holds the time,
 /// r8 the record.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux::perf) struct CopyProgram {
+pub(crate) struct CopyProgram {
     instructions: Vec<u64>,
     /// Positions of jumps to the end.
     to_end: Vec<usize>,
@@ -51,7 +51,7 @@ pub(in crate::sources::linux::perf) struct CopyProgram {
 
 impl CopyProgram {
     /// A program for threads with a value in the map; `load` sets r7 from the value at the address in r0.
-    pub(in crate::sources::linux::perf) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
+    pub(crate) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
         let mut program = CopyProgram::with_thread_in(map);
         program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
         program.extend([load]);
@@ -60,11 +60,7 @@ impl CopyProgram {
     }
 
     /// A program for all threads, except those with a 0 in the map: sets `register` to their value, or to `default`.
-    pub(in crate::sources::linux::perf) fn of_all_threads(
-        map: i32,
-        register: u8,
-        default: i32,
-    ) -> CopyProgram {
+    pub(crate) fn of_all_threads(map: i32, register: u8, default: i32) -> CopyProgram {
         let mut program = CopyProgram::with_thread_in(map);
         program.extend([
             op(MOVE, register, 0, 0, default),
@@ -88,24 +84,24 @@ impl CopyProgram {
     }
 
     /// Appends instructions.
-    pub(in crate::sources::linux::perf) fn extend(&mut self, instructions: impl IntoIterator<Item = u64>) {
+    pub(crate) fn extend(&mut self, instructions: impl IntoIterator<Item = u64>) {
         self.instructions.extend(instructions);
     }
 
     /// Appends a jump to the end of the program.
-    pub(in crate::sources::linux::perf) fn end_by(&mut self, jump: u64) {
+    pub(crate) fn end_by(&mut self, jump: u64) {
         let at = self.jump(jump);
         self.to_end.push(at);
     }
 
     /// Appends a forward jump, to be resolved by [`CopyProgram::land`].
-    pub(in crate::sources::linux::perf) fn jump(&mut self, jump: u64) -> usize {
+    pub(crate) fn jump(&mut self, jump: u64) -> usize {
         self.instructions.push(jump);
         self.instructions.len() - 1
     }
 
     /// Resolves jumps to the next instruction.
-    pub(in crate::sources::linux::perf) fn land(&mut self, jumps: impl IntoIterator<Item = usize>) {
+    pub(crate) fn land(&mut self, jumps: impl IntoIterator<Item = usize>) {
         let here = self.instructions.len();
         for at in jumps {
             let offset = (here - at - 1) as u16;
@@ -115,13 +111,13 @@ impl CopyProgram {
     }
 
     /// Stores the time in r9.
-    pub(in crate::sources::linux::perf) fn take_time(&mut self) {
+    pub(crate) fn take_time(&mut self) {
         self.extend([op(CALL, 0, 0, 0, KTIME_GET_NS), op(MOVE_REGISTER, 9, 0, 0, 0)]);
     }
 
     /// Reserves a record for this many bytes, in r8, in the ring with this descriptor, with no bytes read yet;
     /// ends the program if there is no room. `address`: the instruction that stores its address.
-    pub(in crate::sources::linux::perf) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
+    pub(crate) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
         self.extend(load_map(1, ring));
         self.extend([
             op(MOVE, 2, 0, 0, (HEADER_BYTES + bytes) as i32),
@@ -141,14 +137,14 @@ impl CopyProgram {
 
     /// Reads this many bytes of the thread's memory, from the address in a register, to offset `to` of the record;
     /// r0 is 0 on success.
-    pub(in crate::sources::linux::perf) fn read(&mut self, to: usize, bytes: usize, from: u8) {
+    pub(crate) fn read(&mut self, to: usize, bytes: usize, from: u8) {
         self.extend([op(MOVE, 2, 0, 0, bytes as i32)]);
         self.read_r2(to, from);
     }
 
     /// Reads a word of the thread's memory, from the address in a register, to this place below r10; r0 is 0 on
     /// success.
-    pub(in crate::sources::linux::perf) fn probe(&mut self, to: i16, from: u8) {
+    pub(crate) fn probe(&mut self, to: i16, from: u8) {
         self.extend([
             op(MOVE_REGISTER, 1, 10, 0, 0),
             op(ADD, 1, 0, 0, to.into()),
@@ -159,7 +155,7 @@ impl CopyProgram {
     }
 
     /// Reads as many bytes as r2 says, like [`CopyProgram::read`].
-    pub(in crate::sources::linux::perf) fn read_r2(&mut self, to: usize, from: u8) {
+    pub(crate) fn read_r2(&mut self, to: usize, from: u8) {
         self.extend([
             op(MOVE_REGISTER, 1, 8, 0, 0),
             op(ADD, 1, 0, 0, to as i32),
@@ -169,17 +165,17 @@ impl CopyProgram {
     }
 
     /// Submits the record in r8, without a wakeup (BPF_RB_NO_WAKEUP).
-    pub(in crate::sources::linux::perf) fn submit(&mut self) {
+    pub(crate) fn submit(&mut self) {
         self.extend(submit(1));
     }
 
     /// Submits the record in r8, and wakes a reader that waits.
-    pub(in crate::sources::linux::perf) fn submit_and_wake(&mut self) {
+    pub(crate) fn submit_and_wake(&mut self) {
         self.extend(submit(0));
     }
 
     /// Returns the finished instructions.
-    pub(in crate::sources::linux::perf) fn end(mut self) -> Vec<u64> {
+    pub(crate) fn end(mut self) -> Vec<u64> {
         let to_end = std::mem::take(&mut self.to_end);
         self.land(to_end);
         self.instructions
@@ -188,13 +184,13 @@ impl CopyProgram {
 
 /// A copy of part of a stack at one moment.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux::perf) struct Copy {
+pub(crate) struct Copy {
     time_ns: u64,
     /// Address of the first byte.
-    pub(in crate::sources::linux::perf) from: u64,
-    pub(in crate::sources::linux::perf) bytes: Vec<u8>,
+    pub(crate) from: u64,
+    pub(crate) bytes: Vec<u8>,
     /// Further parts, above pages that are not resident: address and bytes.
-    pub(in crate::sources::linux::perf) upper: PrefetchedWords,
+    pub(crate) upper: PrefetchedWords,
 }
 
 impl Copy {
@@ -205,7 +201,7 @@ impl Copy {
 
 /// Copies that wait for their samples, by thread, in time order.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux::perf) struct Copies {
+pub(crate) struct Copies {
     of: HashMap<pid_t, Vec<Copy>>,
     /// Sizes of copies about to be taken, by time: each is written once, into a buffer that need not grow.
     sizes: HashMap<u64, usize>,
@@ -216,14 +212,14 @@ pub(in crate::sources::linux::perf) struct Copies {
 
 impl Copies {
     /// Notes the size of a record that is taken next.
-    pub(in crate::sources::linux::perf) fn expect(&mut self, record: &[u8]) {
+    pub(crate) fn expect(&mut self, record: &[u8]) {
         if let Some((time_ns, _, _, bytes)) = parse(record) {
             *self.sizes.entry(time_ns).or_default() += bytes.len();
         }
     }
 
     /// Reads a record written by the program.
-    pub(in crate::sources::linux::perf) fn take(&mut self, record: &[u8]) {
+    pub(crate) fn take(&mut self, record: &[u8]) {
         let Some((time_ns, address, tid, bytes)) = parse(record) else { return };
         self.last_ns = self.last_ns.max(time_ns);
         let copies = self.of.entry(tid).or_default();
@@ -248,7 +244,7 @@ impl Copies {
     }
 
     /// The copy made at the moment of a sample.
-    pub(in crate::sources::linux::perf) fn of_sample(&mut self, id: SampleId) -> Option<Copy> {
+    pub(crate) fn of_sample(&mut self, id: SampleId) -> Option<Copy> {
         let copies = self.of.get_mut(&id.tid)?;
         let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
         let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));
@@ -264,12 +260,12 @@ impl Copies {
     }
 
     /// Takes back the buffer of a copy.
-    pub(in crate::sources::linux::perf) fn give_back(&mut self, copy: Copy) {
+    pub(crate) fn give_back(&mut self, copy: Copy) {
         self.give_back_bytes(copy.bytes);
     }
 
     /// Takes back a buffer.
-    pub(in crate::sources::linux::perf) fn give_back_bytes(&mut self, bytes: Vec<u8>) {
+    pub(crate) fn give_back_bytes(&mut self, bytes: Vec<u8>) {
         // A buffer that became the stack of a sample comes back with that.
         if bytes.capacity() > 0 {
             self.spare.give_back(bytes);
@@ -277,7 +273,7 @@ impl Copies {
     }
 
     /// Ends a batch, and drops copies without samples; returns the number of freed bytes.
-    pub(in crate::sources::linux::perf) fn end_batch(&mut self) -> usize {
+    pub(crate) fn end_batch(&mut self) -> usize {
         self.sizes.clear();
         let before_ns = self.last_ns.saturating_sub(KEPT_NS);
         let spare = &mut self.spare;

@@ -1,9 +1,7 @@
 //! BPF programs: they drop samples, copy stack bytes next to records, and name kernel functions.
 
 pub(super) mod bpf_sys;
-pub(super) mod btf;
-pub(super) mod filter_program;
 pub(super) mod instructions;
-pub(in crate::sources::linux) mod kernel_names;
+pub(crate) mod kernel_names;
 pub(super) mod memory_copies;
 pub(super) mod sample_filter;

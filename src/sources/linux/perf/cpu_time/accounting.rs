@@ -15,18 +15,13 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::buffers::Pool;
-use super::super::clocks::Clocks;
-use super::super::process::event::ProcessEvent;
-use super::super::ring::record::{PerfRecord, SampleId};
-use super::batch_ticks::{BatchTicks, Ticks, drop_unweighted};
-use super::clock_baseline::ClockBaseline;
-use super::losses::{DroppedSamples, Losses};
-use super::process_clock::ProcessClock;
-use super::share::{CpuTimeShare, Division, prefix_share_ns};
-use super::tick_schedule::TickSchedule;
-use super::wakeup_charge::WakeupCharge;
-use super::wakeup_latency::{ClockReading, ClockReadings, IntervalAction, WakeupLatency};
+use super::process_clock::{ClockBaseline, CpuTimeShare, Division, ProcessClock, prefix_share_ns};
+use super::tick_schedule::{BatchTicks, TickSchedule, Ticks, drop_unweighted};
+use super::wakeup::{ClockReading, ClockReadings, IntervalAction, WakeupCharge, WakeupLatency};
 use crate::sources::Capture;
+use crate::sources::linux::perf::Clocks;
+use crate::sources::linux::perf::process::table::ProcessEvent;
+use crate::sources::linux::perf::ring::{PerfRecord, SampleId};
 
 /// Maximum number of processes with clocks read at both ends of an interval.
 const CLOCKS_MAX: usize = 512;
@@ -51,7 +46,7 @@ struct ProcessTime {
 
 /// An event with the CPU time of its thread.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) enum WeighedEvent {
+pub(crate) enum WeighedEvent {
     /// A sample, and its thread's CPU time so far, nanoseconds: the difference to its last sample is the weight.
     Sample(Box<Capture>, u64),
     /// A sample with an unusable stack, for this reason, and its thread's CPU time so far.
@@ -64,31 +59,31 @@ pub(in crate::sources::linux::perf) enum WeighedEvent {
 
 /// The events of a batch, weighed.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct WeighedBatch {
+pub(crate) struct WeighedBatch {
     /// In time order.
-    pub(in crate::sources::linux::perf) events: Vec<(SampleId, WeighedEvent)>,
+    pub(crate) events: Vec<(SampleId, WeighedEvent)>,
     /// Time of the last event so far.
-    pub(in crate::sources::linux::perf) last_ns: u64,
+    pub(crate) last_ns: u64,
     /// Samples that did not fit into rings.
-    pub(in crate::sources::linux::perf) lost: u64,
+    pub(crate) lost: u64,
     /// Samples not taken while their event was throttled.
-    pub(in crate::sources::linux::perf) throttled: u64,
+    pub(crate) throttled: u64,
     /// Late samples.
-    pub(in crate::sources::linux::perf) late: u64,
+    pub(crate) late: u64,
 }
 
 /// How a batch is weighed.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::sources::linux::perf) struct BatchOptions {
+pub(crate) struct BatchOptions {
     /// Samples share the CPU time counted by the clocks of their processes; otherwise each weighs one period.
-    pub(in crate::sources::linux::perf) by_clock: bool,
+    pub(crate) by_clock: bool,
     /// Whether it is the last batch.
-    pub(in crate::sources::linux::perf) last: bool,
+    pub(crate) last: bool,
 }
 
 /// CPU time of all sampled processes, and its losses.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct CpuTime {
+pub(crate) struct CpuTime {
     /// The main process, or 0 for several.
     main: pid_t,
     /// Nanoseconds between two samples of a thread that runs all the time.
@@ -114,11 +109,7 @@ pub(in crate::sources::linux::perf) struct CpuTime {
 
 impl CpuTime {
     /// `main`: the main process, or 0 for several. `measures_latency`: events record context switches at intervals.
-    pub(in crate::sources::linux::perf) fn new(
-        main: pid_t,
-        period_ns: u64,
-        measures_latency: bool,
-    ) -> CpuTime {
+    pub(crate) fn new(main: pid_t, period_ns: u64, measures_latency: bool) -> CpuTime {
         CpuTime {
             main,
             period_ns,
@@ -137,19 +128,19 @@ impl CpuTime {
     }
 
     /// Begins to count for the processes so far: earlier CPU time is not recorded.
-    pub(in crate::sources::linux::perf) fn begin(&mut self, clocks: &dyn Clocks) {
+    pub(crate) fn begin(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.begin(*pid, clocks);
         }
     }
 
     /// With `-a`: these processes may be sampled later, and count from now on.
-    pub(in crate::sources::linux::perf) fn begin_machine(&mut self, pids: &[pid_t], clocks: &dyn Clocks) {
+    pub(crate) fn begin_machine(&mut self, pids: &[pid_t], clocks: &dyn Clocks) {
         self.baseline = ClockBaseline::of(pids, |pid| clocks.process_cpu_ns(pid));
     }
 
     /// Ends sampling: later CPU time is not recorded.
-    pub(in crate::sources::linux::perf) fn stop(&mut self, clocks: &dyn Clocks) {
+    pub(crate) fn stop(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.stop_at(clocks.process_cpu_ns(*pid));
         }
@@ -157,38 +148,26 @@ impl CpuTime {
     }
 
     /// Reads the clocks for the last time.
-    pub(in crate::sources::linux::perf) fn end(&mut self, clocks: &dyn Clocks) {
+    pub(crate) fn end(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.end(*pid, clocks);
         }
     }
 
     /// Reads a record of any kind; those of one CPU come in order. Returns a stack buffer that is not needed.
-    pub(in crate::sources::linux::perf) fn push_record(
-        &mut self,
-        id: SampleId,
-        record: &PerfRecord<'_>,
-    ) -> Option<Box<Capture>> {
+    pub(crate) fn push_record(&mut self, id: SampleId, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
         self.losses.push_record(id, record);
         self.latency.push_record(id, record)
     }
 
     /// Keeps the stack of a thread that is about to leave its CPU. Returns a buffer that is not needed.
-    pub(in crate::sources::linux::perf) fn push_stack(
-        &mut self,
-        id: SampleId,
-        capture: Box<Capture>,
-    ) -> Option<Box<Capture>> {
+    pub(crate) fn push_stack(&mut self, id: SampleId, capture: Box<Capture>) -> Option<Box<Capture>> {
         self.latency.copied(id, capture)
     }
 
     /// Adds the samples that did not fit into the rings of CPUs since the last call; `None` if the kernel does not
     /// count them separately, so that `PERF_RECORD_LOST` covers all records.
-    pub(in crate::sources::linux::perf) fn add_lost(
-        &mut self,
-        samples: Option<Vec<(u32, u64)>>,
-        now_ns: u64,
-    ) {
+    pub(crate) fn add_lost(&mut self, samples: Option<Vec<(u32, u64)>>, now_ns: u64) {
         let Some(samples) = samples else { return };
         self.losses.ignore_lost_records();
         for (cpu, samples) in samples {
@@ -198,35 +177,35 @@ impl CpuTime {
     }
 
     /// Sets the periods of the events on these CPUs from this time on.
-    pub(in crate::sources::linux::perf) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
+    pub(crate) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
         self.schedule.set_periods(since_ns, self.period_ns, periods_ns);
     }
 
     /// Whether the periods are due to change.
-    pub(in crate::sources::linux::perf) fn may_set_periods(&self, now_ns: u64) -> bool {
+    pub(crate) fn may_set_periods(&self, now_ns: u64) -> bool {
         self.schedule.may_change(now_ns)
     }
 
     /// Adds the counts of events that were closed.
-    pub(in crate::sources::linux::perf) fn add_counted(&mut self, counted_ns: u64) {
+    pub(crate) fn add_counted(&mut self, counted_ns: u64) {
         self.counted_ns += counted_ns;
     }
 
     /// A process has ended; it is removed some batches later.
-    pub(in crate::sources::linux::perf) fn end_process(&mut self, pid: pid_t) {
+    pub(crate) fn end_process(&mut self, pid: pid_t) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.has_ended = true;
         }
     }
 
     /// A thread exited and has no more samples: its CPU time.
-    pub(in crate::sources::linux::perf) fn end_thread(&mut self, pid: pid_t, tid: pid_t) -> u64 {
+    pub(crate) fn end_thread(&mut self, pid: pid_t, tid: pid_t) -> u64 {
         let process = self.processes.get_mut(&pid);
         process.and_then(|process| process.threads.remove(&tid)).unwrap_or(0)
     }
 
     /// Adds or removes a process, or frees its number.
-    pub(in crate::sources::linux::perf) fn push_change(&mut self, pid: pid_t, change: &ProcessEvent) {
+    pub(crate) fn push_change(&mut self, pid: pid_t, change: &ProcessEvent) {
         match change {
             ProcessEvent::Added { started } => {
                 let mut clock = ProcessClock::default();
@@ -252,7 +231,7 @@ impl CpuTime {
     }
 
     /// Weighs the events of a batch.
-    pub(in crate::sources::linux::perf) fn weigh(
+    pub(crate) fn weigh(
         &mut self,
         mut events: Vec<(SampleId, ProcessEvent)>,
         options: BatchOptions,
@@ -454,7 +433,7 @@ impl CpuTime {
 
     /// At the end of a recording: CPU time without a weight, in samples: of sampled processes, and with `-a` of
     /// the others.
-    pub(in crate::sources::linux::perf) fn count_rest(&mut self) -> (u64, u64) {
+    pub(crate) fn count_rest(&mut self) -> (u64, u64) {
         let unsampled = self.baseline.unsampled_ns() / self.period_ns;
         self.released_ns += unsampled * self.period_ns;
         self.weighed_ns += unsampled * self.period_ns;
@@ -464,7 +443,7 @@ impl CpuTime {
     }
 
     /// CPU time of all processes while they were sampled, nanoseconds.
-    pub(in crate::sources::linux::perf) fn used_ns(&self) -> u64 {
+    pub(crate) fn used_ns(&self) -> u64 {
         let by_clocks = self.processes.values().map(|process| process.clock.used_ns()).sum::<u64>();
         (self.released_ns + by_clocks).max(self.counted_ns)
     }
@@ -473,21 +452,17 @@ impl CpuTime {
 /// Wakeup latency: intervals in which context switches are recorded.
 impl CpuTime {
     /// Whether to begin or end an interval.
-    pub(in crate::sources::linux::perf) fn interval_action(&self, now_ns: u64) -> IntervalAction {
+    pub(crate) fn interval_action(&self, now_ns: u64) -> IntervalAction {
         self.latency.action(now_ns)
     }
 
     /// End of the open interval, if any (monotonic clock).
-    pub(in crate::sources::linux::perf) fn interval_ends_ns(&self) -> Option<u64> {
+    pub(crate) fn interval_ends_ns(&self) -> Option<u64> {
         self.latency.ends_ns()
     }
 
     /// Begins an interval after its events record switches, or ends one before they stop.
-    pub(in crate::sources::linux::perf) fn apply_interval_action(
-        &mut self,
-        action: IntervalAction,
-        clocks: &dyn Clocks,
-    ) {
+    pub(crate) fn apply_interval_action(&mut self, action: IntervalAction, clocks: &dyn Clocks) {
         let (mut readings, mut threads_left) = (ClockReadings::new(), THREADS_MAX);
         let known = self.processes.iter().filter(|(_, process)| process.is_known && !process.has_ended);
         for (pid, process) in known.take(CLOCKS_MAX) {
@@ -506,17 +481,17 @@ impl CpuTime {
     }
 
     /// Disables latency measurement: no event records context switches.
-    pub(in crate::sources::linux::perf) fn turn_latency_off(&mut self) {
+    pub(crate) fn turn_latency_off(&mut self) {
         self.latency.turn_off();
     }
 
     /// Discards an interval because its events closed early.
-    pub(in crate::sources::linux::perf) fn abandon_interval(&mut self) {
+    pub(crate) fn abandon_interval(&mut self) {
         self.latency.abandon();
     }
 
     /// Applies the last interval if it was read completely. `finish` completes a stack.
-    pub(in crate::sources::linux::perf) fn apply_latency(
+    pub(crate) fn apply_latency(
         &mut self,
         spare: &mut Pool<Box<Capture>>,
         mut finish: impl FnMut(pid_t, pid_t, &mut Capture),
@@ -540,23 +515,155 @@ impl CpuTime {
 /// CPU time of one process, for the simulated kernel to compare.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
-pub(in crate::sources::linux::perf) struct Balance {
+pub(crate) struct Balance {
     /// Its clock when samples were last weighed.
-    pub(in crate::sources::linux::perf) clock_ns: Option<u64>,
+    pub(crate) clock_ns: Option<u64>,
     /// Total weight of its samples.
-    pub(in crate::sources::linux::perf) weighed_ns: u64,
+    pub(crate) weighed_ns: u64,
     /// Its losses.
-    pub(in crate::sources::linux::perf) lost_ns: u64,
+    pub(crate) lost_ns: u64,
 }
 
 #[cfg(test)]
 impl CpuTime {
     /// Clocks of processes, and the time that accounts for each.
-    pub(in crate::sources::linux::perf) fn balances(&self) -> BTreeMap<pid_t, Balance> {
+    pub(crate) fn balances(&self) -> BTreeMap<pid_t, Balance> {
         let balance = |process: &ProcessTime| {
             let (clock_ns, lost_ns) = process.clock.balance();
             Balance { clock_ns, weighed_ns: process.clock.weighed_ns(), lost_ns }
         };
         self.processes.iter().map(|(pid, process)| (*pid, balance(process))).collect()
+    }
+}
+
+// ---- Samples that the kernel dropped, or did not take while throttled: their number and CPU time.
+//
+// Input: loss and throttle records, numbers of samples that did not fit into rings. Output: dropped samples of a
+// batch, and their time. Their process is unknown; they are attributed in proportion to the samples that arrived.
+
+/// Dropped samples, and their time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DroppedSamples {
+    pub(super) samples: u64,
+    /// Of these, samples not taken while their event was throttled.
+    pub(super) throttled: u64,
+    ns: u64,
+}
+
+impl DroppedSamples {
+    /// The time of this many of them.
+    pub(super) fn part_ns(self, samples: u64) -> u64 {
+        prefix_share_ns(self.ns, self.samples, samples)
+    }
+}
+
+/// Samples dropped since the last batch that had samples.
+#[derive(Debug)]
+pub(super) struct Losses {
+    /// Nanoseconds between two samples of a thread that runs all the time.
+    period_ns: u64,
+    dropped: DroppedSamples,
+    /// Records read in the batch, and lost records of any kind, if the kernel does not count samples separately.
+    records: u64,
+    lost_records: u64,
+    /// By CPU: start of the throttling of its event.
+    throttled_since_ns: HashMap<u32, u64>,
+}
+
+impl Losses {
+    pub(super) fn new(period_ns: u64) -> Losses {
+        Losses {
+            period_ns,
+            dropped: DroppedSamples::default(),
+            records: 0,
+            lost_records: 0,
+            throttled_since_ns: HashMap::new(),
+        }
+    }
+
+    /// Reads a record of any kind.
+    pub(super) fn push_record(&mut self, id: SampleId, record: &PerfRecord<'_>) {
+        self.records += 1;
+        match record {
+            PerfRecord::Lost(records) => self.lost_records += records,
+            PerfRecord::Throttle => {
+                self.throttled_since_ns.insert(id.cpu, id.time_ns);
+            }
+            PerfRecord::Unthrottle => {
+                if let Some(since_ns) = self.throttled_since_ns.remove(&id.cpu) {
+                    let samples = id.time_ns.saturating_sub(since_ns) / self.period_ns;
+                    self.drop_samples(samples, self.period_ns);
+                    self.dropped.throttled += samples;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds dropped samples, with this period.
+    pub(super) fn drop_samples(&mut self, samples: u64, period_ns: u64) {
+        self.dropped.samples += samples;
+        self.dropped.ns += samples * period_ns;
+    }
+
+    /// Discards the counts of `PERF_RECORD_LOST`: the kernel counts lost samples separately.
+    pub(super) fn ignore_lost_records(&mut self) {
+        self.lost_records = 0;
+    }
+
+    /// The dropped samples of a batch, which has this many `samples`. If the kernel does not count lost samples
+    /// separately, their share among lost records is that among the records that were read. A batch without samples
+    /// keeps them for the next one, whose samples show their process, unless it is the `last`.
+    pub(super) fn end_batch(&mut self, samples: u64, last: bool) -> DroppedSamples {
+        let guessed = self.lost_records.saturating_mul(samples) / self.records.max(1);
+        self.drop_samples(guessed, self.period_ns);
+        (self.records, self.lost_records) = (0, 0);
+        if samples == 0 && !last { DroppedSamples::default() } else { std::mem::take(&mut self.dropped) }
+    }
+}
+
+#[cfg(test)]
+mod losses_tests {
+    use super::*;
+
+    fn push_record(losses: &mut Losses, time_ns: u64, cpu: u32, record: &PerfRecord<'_>) {
+        losses.push_record(SampleId { time_ns, cpu, ..SampleId::default() }, record);
+    }
+
+    #[test]
+    fn each_cpu_is_throttled_separately() {
+        let mut losses = Losses::new(1_000_000);
+        push_record(&mut losses, 1_000_000, 0, &PerfRecord::Throttle);
+        push_record(&mut losses, 5_000_000, 1, &PerfRecord::Throttle);
+        push_record(&mut losses, 4_000_000, 0, &PerfRecord::Unthrottle);
+        push_record(&mut losses, 7_000_000, 1, &PerfRecord::Unthrottle);
+        push_record(&mut losses, 9_000_000, 1, &PerfRecord::Unthrottle);
+        assert_eq!(
+            losses.end_batch(1, false),
+            DroppedSamples { samples: 3 + 2, throttled: 3 + 2, ns: 5_000_000 }
+        );
+    }
+
+    #[test]
+    fn dropped_samples_are_kept_until_others_show_their_process() {
+        let mut losses = Losses::new(1_000_000);
+        losses.drop_samples(5, 1_000_000);
+        assert_eq!(losses.end_batch(0, false).samples, 0);
+        assert_eq!(losses.end_batch(1, false).samples, 5);
+        losses.drop_samples(5, 1_000_000);
+        assert_eq!(losses.end_batch(0, true).samples, 5, "no other batch comes");
+    }
+
+    #[test]
+    fn without_sample_counts_lost_records_have_the_usual_share_of_samples() {
+        let mut losses = Losses::new(1_000_000);
+        for time_ns in 0..99 {
+            push_record(&mut losses, time_ns, 0, &PerfRecord::SwitchIn { direct: false });
+        }
+        push_record(&mut losses, 99, 0, &PerfRecord::Lost(1_000));
+        assert_eq!(losses.end_batch(10, false).samples, 100);
+        push_record(&mut losses, 100, 0, &PerfRecord::Lost(1_000));
+        losses.ignore_lost_records();
+        assert_eq!(losses.end_batch(10, false).samples, 0);
     }
 }

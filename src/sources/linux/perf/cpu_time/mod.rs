@@ -4,11 +4,6 @@
 //! up to the CPU clock of each process.
 
 pub(super) mod accounting;
-mod batch_ticks;
-mod clock_baseline;
-mod losses;
 mod process_clock;
-mod share;
 mod tick_schedule;
-mod wakeup_charge;
-pub(super) mod wakeup_latency;
+pub(super) mod wakeup;

@@ -7,8 +7,12 @@
 //! monotonic clock, nanoseconds.
 
 use hashbrown::HashMap;
+use libc::pid_t;
 
-use super::super::events::tick_rates::PERIODS_BETWEEN_CHANGES;
+use super::process_clock::CpuTimeShare;
+use crate::sources::linux::perf::events::attributes::PERIODS_BETWEEN_CHANGES;
+use crate::sources::linux::perf::process::table::ProcessEvent;
+use crate::sources::linux::perf::ring::SampleId;
 
 /// Delays above this are late: the kernel itself delays interrupts by some microseconds, used by the thread.
 const LATE_NS: u64 = 25_000;
@@ -30,7 +34,7 @@ impl RateInterval {
 
 /// Tick schedules of the events of all CPUs.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux::perf) struct TickSchedule {
+pub(crate) struct TickSchedule {
     /// The last two intervals of each CPU: samples may have been taken just before a change.
     intervals: HashMap<u32, [Option<RateInterval>; 2]>,
     /// Time of the last change of periods, and how long they apply: equally long for each rate, so that their mean
@@ -41,12 +45,7 @@ pub(in crate::sources::linux::perf) struct TickSchedule {
 
 impl TickSchedule {
     /// Sets the periods of the events on these CPUs, around a mean, from this time on.
-    pub(in crate::sources::linux::perf) fn set_periods(
-        &mut self,
-        since_ns: u64,
-        mean_ns: u64,
-        periods_ns: &[(u32, u64)],
-    ) {
+    pub(crate) fn set_periods(&mut self, since_ns: u64, mean_ns: u64, periods_ns: &[(u32, u64)]) {
         for (cpu, period_ns) in periods_ns {
             let [last, before] = self.intervals.entry(*cpu).or_default();
             *before = last.replace(RateInterval { since_ns, period_ns: *period_ns, least_ns: None });
@@ -64,19 +63,19 @@ impl TickSchedule {
     }
 
     /// The CPU time that a sample of this time covers: its period, plus the part lost by changing periods.
-    pub(in crate::sources::linux::perf) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
+    pub(crate) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
         let interval = self.interval(cpu, time_ns)?;
         let periods = (self.lasts_ns / interval.period_ns.max(1)).max(1);
         Some(interval.period_ns + interval.period_ns / (2 * periods))
     }
 
     /// Whether the periods are due to change.
-    pub(in crate::sources::linux::perf) fn may_change(&self, now_ns: u64) -> bool {
+    pub(crate) fn may_change(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.changed_ns) >= self.lasts_ns
     }
 
     /// Records the delay of a sample.
-    pub(in crate::sources::linux::perf) fn observe_sample(&mut self, cpu: u32, time_ns: u64) {
+    pub(crate) fn observe_sample(&mut self, cpu: u32, time_ns: u64) {
         if let Some(interval) = self.interval_mut(cpu, time_ns) {
             let behind_ns = interval.behind_ns(time_ns);
             interval.least_ns = Some(interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)));
@@ -84,11 +83,76 @@ impl TickSchedule {
     }
 
     /// Whether a sample, already observed, is late.
-    pub(in crate::sources::linux::perf) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
+    pub(crate) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
         let Some(interval) = self.interval(cpu, time_ns) else { return false };
         let behind_ns = interval.behind_ns(time_ns);
         behind_ns - interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)) > LATE_NS
     }
+}
+
+// ---- The samples of each process in a batch: on time or late.
+//
+// Input: the events of a batch and the tick schedule. Output: nominal periods for the shares of processes.
+// `accounting.rs` decides the weight of late samples.
+
+/// The samples of a process in a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ticks {
+    /// Late samples.
+    pub(super) late: u64,
+    /// Nominal periods of the samples on time, and of the late ones.
+    pub(super) on_time_ns: u64,
+    pub(super) late_ns: u64,
+}
+
+/// The samples of all processes in a batch.
+pub(super) struct BatchTicks(HashMap<pid_t, Ticks>);
+
+impl BatchTicks {
+    /// Counts the samples among `events`. `period_ns` holds for CPUs with an unknown schedule.
+    pub(super) fn of(
+        events: &[(SampleId, ProcessEvent)],
+        schedule: &TickSchedule,
+        period_ns: u64,
+    ) -> BatchTicks {
+        let mut ticks: HashMap<pid_t, Ticks> = HashMap::new();
+        for (id, _) in events.iter().filter(|(_, event)| event.is_sample()) {
+            let of_process = ticks.entry(id.pid).or_default();
+            let period_ns = schedule.period_ns(id.cpu, id.time_ns).unwrap_or(period_ns);
+            if schedule.is_late(id.cpu, id.time_ns) {
+                of_process.late += 1;
+                of_process.late_ns += period_ns;
+            } else {
+                of_process.on_time_ns += period_ns;
+            }
+        }
+        BatchTicks(ticks)
+    }
+
+    /// Sets the nominal periods of each share, those of its dropped samples included.
+    pub(super) fn set_nominal_periods(&self, shares: &mut HashMap<pid_t, CpuTimeShare>) {
+        for (pid, share) in shares {
+            let Ticks { on_time_ns, late_ns, .. } = self.0.get(pid).copied().unwrap_or_default();
+            share.due_ns = on_time_ns + late_ns + share.dropped_ns;
+        }
+    }
+
+    /// All processes, in no particular order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&pid_t, &Ticks)> {
+        self.0.iter()
+    }
+}
+
+/// Drops late samples for which no CPU time is left.
+pub(super) fn drop_unweighted(
+    events: &mut Vec<(SampleId, ProcessEvent)>,
+    shares: &HashMap<pid_t, CpuTimeShare>,
+    schedule: &TickSchedule,
+) {
+    events.retain(|(id, event)| {
+        let none_left = shares.get(&id.pid).is_some_and(|share| share.late > 0 && share.late_ns == 0);
+        !(event.is_sample() && none_left && schedule.is_late(id.cpu, id.time_ns))
+    });
 }
 
 #[cfg(test)]

@@ -14,11 +14,5 @@
 //! and CPU, inherited by new threads and processes; one ring per CPU, which all share.
 
 pub(super) mod attributes;
-pub(super) mod cpus;
-mod duplicate_events;
-mod lost_samples;
-pub(super) mod options;
-pub(super) mod rings;
 pub(super) mod set;
 pub(super) mod thread_events;
-pub(super) mod tick_rates;

@@ -9,7 +9,9 @@
 //! or jumps to at its end, is a part of that call. Stack pointers tell them apart: the stack grows down, and a function
 //! that is jumped to has that of the one that jumped.
 
-use super::super::bpf::filter_program::{CONTEXT, TID, observer};
+#[cfg(test)]
+mod tests;
+
 use super::super::bpf::instructions::{
     ADD, ADD_REGISTER, AND, CALL, GET_PRANDOM_U32, JUMP, JUMP_IF_EQUAL, JUMP_IF_GREATER_SIGNED,
     JUMP_UNLESS_EQUAL, KTIME_GET_NS, LOAD_DOUBLE, LOAD_WORD, MAP_DELETE, MAP_LOOKUP, MAP_UPDATE, MOVE,
@@ -17,9 +19,12 @@ use super::super::bpf::instructions::{
     SHIFT_RIGHT, STORE_DOUBLE, STORE_VALUE_DOUBLE, SUBTRACT_REGISTER, load_map, load_value, op,
 };
 use super::super::bpf::memory_copies::CopyProgram;
-use super::functions::ProbedFunction;
-use super::thread_registers::{self, RESULT_OFFSET, SP_OFFSET, argument_offset};
-use crate::sources::allocator::AllocatorRole;
+use super::allocator::ProbedFunction;
+use crate::arch::Registers;
+use crate::sources::AllocatorRole;
+use crate::sources::linux::perf::bpf::sample_filter::{CONTEXT, TID, observer};
+
+pub(super) use self::arch::COUNT;
 
 /// Number of random intervals for programs to choose from: a power of two.
 pub(super) const INTERVALS: usize = 4096;
@@ -35,7 +40,7 @@ pub(super) const BLOCK: usize = 24;
 pub(super) const BYTES: usize = 32;
 pub(super) const STACK_LEN: usize = 40;
 pub(super) const REGISTERS: usize = 48;
-pub(super) const STACK: usize = REGISTERS + 8 * thread_registers::COUNT;
+pub(super) const STACK: usize = REGISTERS + 8 * COUNT;
 pub(super) const CALL_BYTES: usize = STACK + STACK_BYTES;
 
 /// Kinds of records: a sampled call, its block, the free of a sampled block, the revocation of that.
@@ -322,7 +327,7 @@ impl Builder {
             op(STORE_VALUE_DOUBLE, 8, 0, BLOCK as i16, 0),
             op(STORE_DOUBLE, 8, 7, BYTES as i16, 0),
         ]);
-        for word in 0..thread_registers::COUNT {
+        for word in 0..COUNT {
             let (from, to) = (8 * word as i16, (REGISTERS + 8 * word) as i16);
             self.program.extend([op(LOAD_DOUBLE, 1, 6, from, 0), op(STORE_DOUBLE, 8, 1, to, 0)]);
         }
@@ -482,5 +487,82 @@ pub(super) fn intervals(mean_bytes: u64) -> Vec<u64> {
         .collect()
 }
 
-#[cfg(test)]
-mod tests;
+// ---- Thread registers as passed to a program at a probe: their offsets, and their conversion to the
+// `Registers` of `arch`.
+//
+// Sources: arch/x86/include/uapi/asm/ptrace.h (`struct pt_regs`), arch/arm64/include/uapi/asm/ptrace.h (`struct
+// user_pt_regs`); arguments by the System V ABI 3.2.3 and AAPCS64 6.8.
+
+#[cfg(target_arch = "x86_64")]
+mod arch {
+    use crate::arch::{Registers, X86_64};
+
+    /// Number of words in the structure.
+    pub(crate) const COUNT: usize = 21;
+    /// Indices of rdi, rsi, rdx and rcx.
+    pub(super) const ARGUMENTS: [usize; 4] = [14, 13, 12, 11];
+    /// rax.
+    pub(super) const RESULT: usize = 10;
+    pub(super) const SP: usize = 19;
+
+    pub(super) fn from_words(words: &[u64; COUNT]) -> Registers {
+        let [r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, _, ip, _, _, sp, _] = *words;
+        let gpr = [ax, dx, cx, bx, si, di, bp, sp, r8, r9, r10, r11, r12, r13, r14, r15];
+        Registers::X86_64(X86_64 { gpr, rip: ip, fs_base: 0 })
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arch {
+    use crate::arch::{Aarch64, Registers};
+
+    /// Number of words in the structure.
+    pub(crate) const COUNT: usize = 34;
+    /// Indices of x0 to x3.
+    pub(super) const ARGUMENTS: [usize; 4] = [0, 1, 2, 3];
+    /// x0.
+    pub(super) const RESULT: usize = 0;
+    pub(super) const SP: usize = 31;
+
+    pub(super) fn from_words(words: &[u64; COUNT]) -> Registers {
+        let x = std::array::from_fn(|number| words[number]);
+        Registers::Aarch64(Aarch64 { x, sp: words[31], pc: words[32] })
+    }
+}
+
+/// Offset of a function argument in a program's context.
+pub(super) const fn argument_offset(number: usize) -> i16 {
+    arch::ARGUMENTS[number] as i16 * 8
+}
+
+/// Offset of the function result in a program's context.
+pub(super) const RESULT_OFFSET: i16 = arch::RESULT as i16 * 8;
+
+/// Offset of the stack pointer in a program's context.
+pub(super) const SP_OFFSET: i16 = arch::SP as i16 * 8;
+
+/// Reads registers from a record; `None` if it is too short.
+pub(super) fn read(bytes: &[u8]) -> Option<Registers> {
+    let mut words = [0; COUNT];
+    for (index, word) in words.iter_mut().enumerate() {
+        *word = u64::from_ne_bytes(bytes.get(8 * index..8 * index + 8)?.try_into().ok()?);
+    }
+    Some(arch::from_words(&words))
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod thread_registers_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::addr::Avma;
+
+    #[test]
+    fn registers_have_the_order_of_the_kernel() {
+        let bytes: Vec<u8> = (0..COUNT as u64).flat_map(|word| (100 + word).to_ne_bytes()).collect();
+        let Registers::X86_64(registers) = read(&bytes).unwrap() else { panic!() };
+        assert_eq!((registers.gpr[0], registers.gpr[5], registers.gpr[4]), (110, 114, 113));
+        assert_eq!((registers.rip, read(&bytes).unwrap().sp()), (116, Avma(119)));
+        assert_eq!((argument_offset(0), RESULT_OFFSET, SP_OFFSET), (112, 80, 152));
+        assert!(read(&bytes[1..]).is_none());
+    }
+}

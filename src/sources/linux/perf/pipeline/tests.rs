@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::sources::linux::describe;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::process::entry::ProcessEntry;
 use crate::sources::linux::perf::process::filter::ProcessFilter;
 use crate::sources::linux::perf::stack::stack_size::EventStackSize;
+use crate::sources::linux::refusal;
 use crate::sources::{Observed, Process, ProcessSelection};
 
 const PERIOD_NS: u64 = 1_000_000;
@@ -45,12 +45,12 @@ fn pipeline_of(process: Process, records_waits: bool) -> Pipeline {
 }
 
 fn pipeline() -> Pipeline {
-    pipeline_of(describe::describe(pid()), false)
+    pipeline_of(refusal::describe(pid()), false)
 }
 
 /// A pipeline that records waits.
 fn pipeline_with_waits() -> Pipeline {
-    pipeline_of(describe::describe(pid()), true)
+    pipeline_of(refusal::describe(pid()), true)
 }
 
 /// The reported events, in the order in which the sampler processes them.
@@ -119,7 +119,7 @@ fn a_wait_before_an_exec_starts_no_thread_of_the_new_program() {
 /// The record of the exec was lost but /proc shows it, and the thread has waited since before.
 #[test]
 fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
-    let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
+    let process = Process { name: "sh".to_owned(), ..refusal::describe(pid()) };
     let (mut pipeline, mut records) = (pipeline_of(process, true), Vec::new());
     pipeline.push_record(id(pid(), 5, 0), PerfRecord::Sample(Sample::EMPTY));
     pipeline.push_record(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
@@ -160,7 +160,7 @@ fn a_thread_without_a_number_is_not_reported() {
 /// The record of the exec was lost; /proc shows it.
 #[test]
 fn after_lost_records_processes_are_rescanned() {
-    let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
+    let process = Process { name: "sh".to_owned(), ..refusal::describe(pid()) };
     let (mut pipeline, mut records) = (pipeline_of(process, false), Vec::new());
     pipeline.flush(LAST, u64::MAX, &mut records);
     pipeline.flush(LAST, u64::MAX, &mut records);
@@ -173,7 +173,7 @@ fn after_lost_records_processes_are_rescanned() {
             SourceEvent::Exec { name } => name,
             _ => None,
         });
-        let own = describe::describe(pid()).name;
+        let own = refusal::describe(pid()).name;
         assert_eq!(named, (round == 0).then_some(own), "once, and not again at once");
     }
 }
@@ -264,7 +264,7 @@ fn dropped_samples_weigh_the_period_of_their_cpu() {
 /// Threads that ran before the recording, or with a lost record, have no known start.
 #[test]
 fn a_thread_has_its_recorded_start() {
-    let mut pipeline = pipeline_of(describe::describe(pid()), false);
+    let mut pipeline = pipeline_of(refusal::describe(pid()), false);
     let mut records = Vec::new();
     pipeline.push_record(id(TID, 100, 0), PerfRecord::Fork { parent: pid(), creator: pid() });
     pipeline.push_record(id(TID, 400, 0), PerfRecord::Sample(Sample::EMPTY));

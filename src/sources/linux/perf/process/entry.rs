@@ -7,24 +7,27 @@ use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::super::ring::record::SampleId;
-use super::images::ProcessImages;
-use super::procfs::Procfs;
+use super::filter::Procfs;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::{images, threads};
+use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::perf::monotonic_ns;
+use crate::sources::linux::perf::ring::SampleId;
+use crate::sources::linux::program_path::StartPath;
+use crate::sources::linux::{proc, sys};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
 /// Maximum number of threads of a process whose names are read before their first samples.
 const NAMES_MAX: usize = 1024;
 
 /// A sampled process.
-pub(in super::super) struct ProcessEntry {
+pub(crate) struct ProcessEntry {
     pid: pid_t,
     process: Process,
     pub(super) images: ProcessImages,
@@ -76,7 +79,7 @@ pub(super) struct Exits {
 
 impl ProcessEntry {
     /// A running process, or one about to run a command.
-    pub(in super::super) fn new(process: Process, files: Arc<TargetFiles>) -> ProcessEntry {
+    pub(crate) fn new(process: Process, files: Arc<TargetFiles>) -> ProcessEntry {
         let pid = pid_t::try_from(process.pid).unwrap_or(0);
         ProcessEntry::with(pid, process, ProcessImages::new(pid, files))
     }
@@ -120,12 +123,12 @@ impl ProcessEntry {
     }
 
     /// Its pid.
-    pub(in super::super) fn pid(&self) -> pid_t {
+    pub(crate) fn pid(&self) -> pid_t {
         self.pid
     }
 
     /// Notes that the command now runs as this process.
-    pub(in super::super) fn set_spawned(&mut self, process: Process) {
+    pub(crate) fn set_spawned(&mut self, process: Process) {
         self.process = process;
         self.images.forget_start_path();
         self.images.open_own_files();
@@ -243,7 +246,7 @@ impl Observed for ProcessEntry {
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
         let tid = pid_t::try_from(thread.0).ok()?;
-        self.names.get(&tid).cloned().or_else(|| threads::name(self.pid, tid))
+        self.names.get(&tid).cloned().or_else(|| proc::name(self.pid, tid))
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
@@ -265,5 +268,312 @@ impl Observed for ProcessEntry {
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
         self.images.read_memory(from, into)
+    }
+}
+
+// ---- Memory and files of a process, for reading its images: through /proc while it exists, otherwise by its records
+// and the files of its parent.
+//
+// Input: mappings by records, with their times; output: mappings and their bytes.
+
+/// Time for which only records describe the memory of a new program, nanoseconds.
+const RECORDS_HOLD_NS: u64 = 1_000_000_000;
+
+/// Memory and files of one process.
+pub(super) struct ProcessImages {
+    pid: pid_t,
+    /// The thread with memory visible in /proc: the first, until it has exited.
+    memory_of: pid_t,
+    maps: Maps,
+    /// Path by which its program was started.
+    start_path: StartPath,
+    files: Arc<TargetFiles>,
+    /// Whether they are the files of its parent.
+    files_inherited: bool,
+    /// Executable memory by the records, or as last read.
+    history: MmapHistory,
+    /// Files without a name, by device and inode: only a running process leads to them.
+    deleted: HashMap<(u64, u64), ImageBytes>,
+    /// Time since which all of its executable memory is known from records (monotonic clock): an exec, or the
+    /// start of the process.
+    from_records_ns: Option<u64>,
+}
+
+impl ProcessImages {
+    /// Images of a process with these files.
+    pub(super) fn new(pid: pid_t, files: Arc<TargetFiles>) -> ProcessImages {
+        ProcessImages {
+            pid,
+            memory_of: proc::living_thread(pid).unwrap_or(pid),
+            maps: Maps::default(),
+            start_path: StartPath::default(),
+            files,
+            files_inherited: false,
+            history: MmapHistory::default(),
+            deleted: HashMap::new(),
+            from_records_ns: None,
+        }
+    }
+
+    /// Reads what naming needs of a running process of this name: it may have ended when its first sample is
+    /// processed. Records continue the list of mappings.
+    pub(super) fn read_running(&mut self, name: &str) {
+        let mut mappings = Vec::new();
+        if self.maps.read_through(&mut self.memory_of, std::iter::empty(), &mut mappings).is_err() {
+            return;
+        }
+        self.maps.place_moved_text(self.memory_of, &mut mappings);
+        self.program_path(name, &mappings);
+        for mapping in mappings.iter().filter(|mapping| proc::without_deleted(&mapping.path).1) {
+            if let Ok(bytes) = self.maps.bytes(self.memory_of, mapping) {
+                self.deleted.insert(mapping.identity, bytes);
+            }
+        }
+        self.history.replace(&mappings);
+    }
+
+    /// Images of another process: `started` by this one just now, or found running.
+    pub(super) fn new_for(&self, pid: pid_t, started: bool) -> ProcessImages {
+        ProcessImages {
+            files_inherited: true,
+            start_path: if started { self.start_path.clone() } else { StartPath::default() },
+            history: if started { self.history.clone() } else { MmapHistory::default() },
+            deleted: if started { self.deleted.clone() } else { HashMap::new() },
+            ..ProcessImages::new(pid, Arc::clone(&self.files))
+        }
+    }
+
+    /// Opens the files through the process itself, if it still exists. An ended process has no root; its parent
+    /// had the same one.
+    pub(super) fn open_own_files(&mut self) {
+        let files = TargetFiles::of(self.pid);
+        if files.has_root() {
+            self.files = Arc::new(files);
+        }
+        self.files_inherited = false;
+    }
+
+    /// Drops the start path after an exec.
+    pub(super) fn forget_start_path(&mut self) {
+        self.start_path = StartPath::default();
+    }
+
+    /// The path by which its program was started, if that links to its file; `name`: process name.
+    pub(super) fn program_path(&mut self, name: &str, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.start_path.of(self.memory_of, name, &self.files, &self.maps.patience, mappings)
+    }
+
+    /// Executable memory by the records.
+    pub(super) fn history(&self) -> &MmapHistory {
+        &self.history
+    }
+
+    /// After lost records: the mappings are read from /proc.
+    pub(super) fn distrust_records(&mut self) {
+        self.from_records_ns = None;
+    }
+
+    /// Records an exec at this time, with the mappings of the new program in records.
+    pub(super) fn exec_at(&mut self, at_ns: u64) {
+        self.history.clear();
+        self.deleted.clear();
+        self.from_records_ns = Some(at_ns);
+    }
+
+    /// Starts the process with a copy of this memory, which may be unknown.
+    pub(super) fn fork_at(&mut self, history: MmapHistory, at_ns: u64) {
+        self.from_records_ns = (!history.list().is_empty()).then_some(at_ns);
+        self.history = history;
+    }
+
+    /// Adds a mapping of code.
+    pub(super) fn add(&mut self, mapping: Mapping) {
+        self.history.add(mapping);
+    }
+
+    /// Its files.
+    pub(super) fn files(&mut self) -> Arc<dyn Files> {
+        if self.files_inherited {
+            self.open_own_files();
+        }
+        Arc::clone(&self.files) as Arc<dyn Files>
+    }
+
+    /// The executable mappings; `threads`: threads of the process through which /proc may show them.
+    pub(super) fn mappings(
+        &mut self,
+        threads: impl Iterator<Item = pid_t>,
+        out: &mut Vec<Mapping>,
+    ) -> Result<(), Fault> {
+        out.clear();
+        // /proc shows the current mappings, possibly of another program already; records lack unmapped memory,
+        // which matters only after a while.
+        if self.from_records_ns.is_some_and(|since_ns| monotonic_ns() < since_ns + RECORDS_HOLD_NS) {
+            out.extend_from_slice(self.history.list());
+            self.maps.place_moved_text(self.memory_of, out);
+            return if out.is_empty() { Err(Fault::Transient("nothing is mapped yet")) } else { Ok(()) };
+        }
+        // After an exec the first thread has the memory again.
+        self.memory_of = self.pid;
+        let read = self.maps.read_through(&mut self.memory_of, threads, out);
+        if read.is_ok() {
+            self.maps.place_moved_text(self.memory_of, out);
+            self.history.replace(out);
+            return read;
+        }
+        // It is ending, or has ended.
+        out.extend_from_slice(self.history.list());
+        if out.is_empty() { read } else { Ok(()) }
+    }
+
+    /// The bytes of a mapping; `seen_ns`: time of the process's last record (monotonic clock).
+    pub(super) fn bytes(&self, mapping: &Mapping, seen_ns: u64) -> Result<ImageBytes, OpenError> {
+        // While it ran, its program could not be written to (ETXTBSY), but since then it could.
+        let ago = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
+        let seen = SystemTime::now().checked_sub(ago);
+        let bytes = self.maps.last_bytes(self.memory_of, mapping, &self.files, seen);
+        bytes.or_else(|why| self.deleted.get(&mapping.identity).cloned().ok_or(why))
+    }
+
+    /// Reads memory of the process.
+    pub(super) fn read_memory(&self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}
+
+// ---- The executable memory of a process by its records (PERF_RECORD_MMAP2), for when the process, and with it
+// `/proc/PID/maps`, is gone.
+//
+// Input: mappings in time order, or a list as read; output: mappings sorted by address. No record reports
+// unmapping, so a later mapping replaces whatever it overlaps.
+
+/// Maximum number of mappings. No time is lost beyond it: samples in further code keep their weight, and their
+/// frames count as unnamed, or their stacks as incomplete, until /proc/PID/maps is read again. Processes have
+/// fewer at a time (`vm.max_map_count`): a list this long consists mostly of mappings already removed by
+/// munmap(2), which is not recorded.
+const MAPPINGS_MAX: usize = 65_536;
+
+/// The mappings of one process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MmapHistory {
+    /// Sorted, disjoint.
+    list: Vec<Mapping>,
+}
+
+impl MmapHistory {
+    /// Clears the mappings at exec.
+    pub(crate) fn clear(&mut self) {
+        self.list.clear();
+    }
+
+    /// Replaces the mappings by a list as read.
+    pub(crate) fn replace(&mut self, list: &[Mapping]) {
+        self.list.clear();
+        self.list.extend_from_slice(list);
+    }
+
+    /// All of them.
+    pub(crate) fn list(&self) -> &[Mapping] {
+        &self.list
+    }
+
+    /// Adds a new mapping.
+    pub(crate) fn add(&mut self, mapping: Mapping) {
+        let (start, end) = (mapping.avma.start, mapping.avma.end);
+        let from = self.list.partition_point(|old| old.avma.end <= start);
+        let to = self.list.partition_point(|old| old.avma.start < end);
+        let mut kept = Vec::new();
+        for old in self.list.get(from..to).unwrap_or_default() {
+            if old.avma.start < start {
+                kept.push(Mapping { avma: old.avma.start..start, ..old.clone() });
+            }
+        }
+        kept.push(mapping);
+        for old in self.list.get(from..to).unwrap_or_default() {
+            if old.avma.end > end {
+                let cut = end - old.avma.start;
+                let file_offset = old.file_offset.wrapping_add(cut);
+                kept.push(Mapping { avma: end..old.avma.end, file_offset, ..old.clone() });
+            }
+        }
+        if self.list.len() - (to - from) + kept.len() <= MAPPINGS_MAX {
+            self.list.splice(from..to, kept);
+        }
+    }
+}
+
+#[cfg(test)]
+mod images_tests {
+    #![allow(clippy::unwrap_used)]
+    use std::process::Command;
+
+    use super::*;
+
+    /// Its first samples are processed after it ended.
+    #[test]
+    fn what_names_need_outlives_a_process_without_samples() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::copy("/bin/sleep", &file).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for is_deleted in [false, true] {
+            let mut child = Command::new(&link).arg("60").spawn().unwrap();
+            if is_deleted {
+                std::fs::remove_file(&file).unwrap();
+            }
+            let pid = child.id().cast_signed();
+            let mut images = ProcessImages::new(pid, Arc::new(TargetFiles::of(pid)));
+            // The parent runs on before the program is mapped.
+            while images.history().list().is_empty() {
+                images.read_running("link");
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let mut mappings = Vec::new();
+            images.mappings(std::iter::empty(), &mut mappings).unwrap();
+            let is_program = |mapping: &&Mapping| mapping.path.starts_with(file.to_str().unwrap());
+            let program = mappings.iter().find(is_program).unwrap();
+            let bytes = images.bytes(program, monotonic_ns());
+            if is_deleted {
+                // Only with CAP_CHECKPOINT_RESTORE do links lead to such a file.
+                let has_rights = std::fs::read_dir("/proc/self/map_files").unwrap().next().unwrap().unwrap();
+                let has_rights = std::fs::metadata(has_rights.path()).is_ok();
+                assert_eq!(bytes.is_ok(), has_rights);
+            } else {
+                assert!(bytes.is_ok());
+                let started_as = images.program_path("link", &mappings).unwrap().started_as.clone();
+                assert_eq!(started_as, link.to_str().unwrap());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod mmap_history_tests {
+    use super::*;
+    use crate::addr::Avma;
+    use crate::binary::MappingKind;
+
+    fn mmap(start: u64, len: u64, inode: u64) -> Mapping {
+        let (avma, path) = (Avma(start)..Avma(start + len), "/lib/x.so".to_owned());
+        Mapping { avma, file_offset: 0x1000, path, kind: MappingKind::File, identity: (8, inode) }
+    }
+
+    fn ranges(history: &MmapHistory) -> Vec<(u64, u64, u64, u64)> {
+        let range = |one: &Mapping| (one.avma.start.0, one.avma.end.0, one.file_offset, one.identity.1);
+        history.list().iter().map(range).collect()
+    }
+
+    #[test]
+    fn a_later_mapping_replaces_only_what_it_overlaps() {
+        let mut history = MmapHistory::default();
+        history.add(mmap(0x10_000, 0x4000, 1));
+        history.add(mmap(0x20_000, 0x1000, 2));
+        history.add(mmap(0x11_000, 0x1000, 3));
+        let cut = [(0x10_000, 0x11_000, 0x1000, 1), (0x11_000, 0x12_000, 0x1000, 3)];
+        let rest = [(0x12_000, 0x14_000, 0x3000, 1), (0x20_000, 0x21_000, 0x1000, 2)];
+        assert_eq!(ranges(&history), [cut, rest].concat());
+        history.add(mmap(0, 0x30_000, 4));
+        assert_eq!(ranges(&history), [(0, 0x30_000, 0x1000, 4)]);
     }
 }

@@ -8,18 +8,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 use libc::pid_t;
 
-use super::super::clocks::Clocks;
-use super::super::reorder::event::{Event, Selection};
-use super::super::reorder::event_queue::ProcessView;
-use super::super::ring::record::SampleId;
 use super::entry::ProcessEntry;
-use super::event::ProcessEvent;
-use super::filter::ProcessFilter;
-use super::procfs::Procfs;
-use super::rescan::RescanSchedule;
+use super::filter::{ProcessFilter, Procfs};
 use crate::addr::Avma;
 use crate::binary::Mapping;
 use crate::sources::Capture;
+use crate::sources::linux::perf::Clocks;
+use crate::sources::linux::perf::reorder::{Event, ProcessView, Selection};
+use crate::sources::linux::perf::ring::SampleId;
 
 /// Maximum number of ancestors looked up to select a process.
 const ANCESTORS_MAX: u32 = 64;
@@ -37,7 +33,7 @@ enum MemoryChange {
 
 /// The end of a thread or of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum End {
+pub(crate) enum End {
     /// Exit of a thread known to the sampler, at this time (monotonic clock).
     Thread(u64),
     /// End of a process, with the exit time of its last thread, if recorded (monotonic clock).
@@ -46,24 +42,24 @@ pub(in super::super) enum End {
 
 /// Parts of a thread that are new to the sampler.
 #[derive(Debug, PartialEq, Eq)]
-pub(in super::super) struct Announcement {
+pub(crate) struct Announcement {
     /// Its process, with this name.
-    pub(in super::super) process: Option<String>,
+    pub(crate) process: Option<String>,
     /// The thread.
-    pub(in super::super) thread: Option<NewThread>,
+    pub(crate) thread: Option<NewThread>,
 }
 
 /// A thread that is new to the sampler.
 #[derive(Debug, PartialEq, Eq)]
-pub(in super::super) struct NewThread {
+pub(crate) struct NewThread {
     /// Its initial stack pointer, if known.
-    pub(in super::super) stack_top: Option<Avma>,
+    pub(crate) stack_top: Option<Avma>,
     /// Its start time, if recorded (monotonic clock).
-    pub(in super::super) started_ns: Option<u64>,
+    pub(crate) started_ns: Option<u64>,
 }
 
 /// The sampled processes.
-pub(in super::super) struct ProcessTable {
+pub(crate) struct ProcessTable {
     /// The main process, or the placeholder for all.
     main: pid_t,
     filter: ProcessFilter,
@@ -90,11 +86,7 @@ pub(in super::super) struct ProcessTable {
 
 impl ProcessTable {
     /// A table with the main process, or the placeholder for all.
-    pub(in super::super) fn new(
-        filter: ProcessFilter,
-        main: ProcessEntry,
-        records_waits: bool,
-    ) -> ProcessTable {
+    pub(crate) fn new(filter: ProcessFilter, main: ProcessEntry, records_waits: bool) -> ProcessTable {
         let pid = main.pid();
         ProcessTable {
             main: pid,
@@ -114,54 +106,54 @@ impl ProcessTable {
     }
 
     /// Makes the main process known to the sampler; `awaits_exec`: its command is not running yet.
-    pub(in super::super) fn begin(&mut self, awaits_exec: bool) {
+    pub(crate) fn begin(&mut self, awaits_exec: bool) {
         if let Some(main) = self.entries.get_mut(&self.main) {
             (main.is_announced, main.awaits_exec) = (true, awaits_exec);
         }
     }
 
     /// The main process, or the placeholder for all.
-    pub(in super::super) fn main(&self) -> pid_t {
+    pub(crate) fn main(&self) -> pid_t {
         self.main
     }
 
     /// The selection of processes.
-    pub(in super::super) fn filter(&self) -> &ProcessFilter {
+    pub(crate) fn filter(&self) -> &ProcessFilter {
         &self.filter
     }
 
     /// Changes for the kernel since the last call: processes excluded, or no longer.
-    pub(in super::super) fn take_filter_changes(&mut self) -> Vec<(pid_t, bool)> {
+    pub(crate) fn take_filter_changes(&mut self) -> Vec<(pid_t, bool)> {
         self.filter.take_changes()
     }
 
     /// A process of the table.
-    pub(in super::super) fn get(&self, pid: pid_t) -> Option<&ProcessEntry> {
+    pub(crate) fn get(&self, pid: pid_t) -> Option<&ProcessEntry> {
         self.entries.get(&pid)
     }
 
     /// A process of the table, mutable.
-    pub(in super::super) fn get_mut(&mut self, pid: pid_t) -> Option<&mut ProcessEntry> {
+    pub(crate) fn get_mut(&mut self, pid: pid_t) -> Option<&mut ProcessEntry> {
         self.entries.get_mut(&pid)
     }
 
     /// Sampled processes that have not ended.
-    pub(in super::super) fn running(&self) -> Vec<pid_t> {
+    pub(crate) fn running(&self) -> Vec<pid_t> {
         self.entries.iter().filter(|(_, entry)| !entry.has_ended()).map(|(pid, _)| *pid).collect()
     }
 
     /// Processes added since the last call.
-    pub(in super::super) fn take_added(&mut self) -> Vec<pid_t> {
+    pub(crate) fn take_added(&mut self) -> Vec<pid_t> {
         std::mem::take(&mut self.added)
     }
 
     /// Takes the events so far.
-    pub(in super::super) fn take_events(&mut self) -> Vec<(SampleId, ProcessEvent)> {
+    pub(crate) fn take_events(&mut self) -> Vec<(SampleId, ProcessEvent)> {
         std::mem::take(&mut self.events)
     }
 
     /// Decides on the running processes, before any is sampled.
-    pub(in super::super) fn select_all(&mut self, procfs: &dyn Procfs) {
+    pub(crate) fn select_all(&mut self, procfs: &dyn Procfs) {
         if self.filter.is_all() || self.filter.is_one() {
             return;
         }
@@ -171,7 +163,7 @@ impl ProcessTable {
     }
 
     /// Reads what names need of the processes that run already, once their records are kept.
-    pub(in super::super) fn read_running(&mut self, procfs: &dyn Procfs) {
+    pub(crate) fn read_running(&mut self, procfs: &dyn Procfs) {
         self.entries
             .values_mut()
             .filter(|entry| entry.pid() > 0)
@@ -179,7 +171,7 @@ impl ProcessTable {
     }
 
     /// Whether a process is selected; decides for a new one.
-    pub(in super::super) fn select(&mut self, pid: pid_t, procfs: &dyn Procfs) -> bool {
+    pub(crate) fn select(&mut self, pid: pid_t, procfs: &dyn Procfs) -> bool {
         self.select_with_ancestors(pid, None, 0, procfs)
     }
 
@@ -220,7 +212,7 @@ impl ProcessTable {
     }
 
     /// Begins a batch: drops the names of threads that exited before it.
-    pub(in super::super) fn begin_batch(&mut self) {
+    pub(crate) fn begin_batch(&mut self) {
         for (pid, tid) in self.names_to_forget.drain(..) {
             if let Some(entry) = self.entries.get_mut(&pid) {
                 entry.forget_thread_name(tid);
@@ -229,7 +221,7 @@ impl ProcessTable {
     }
 
     /// Handles an event. Returns the sample buffer of an unselected process.
-    pub(in super::super) fn push_event(
+    pub(crate) fn push_event(
         &mut self,
         id: SampleId,
         event: Event,
@@ -346,12 +338,12 @@ impl ProcessTable {
 
     /// Ends the events of a batch: sorts changes of memory by time, since those left from the previous batch may
     /// be newer than the beginning of this one.
-    pub(in super::super) fn end_events(&mut self) {
+    pub(crate) fn end_events(&mut self) {
         self.changes.make_contiguous().sort_by_key(|(at_ns, ..)| *at_ns);
     }
 
     /// Advances the memory of processes to this time.
-    pub(in super::super) fn set_time(&mut self, time_ns: u64) {
+    pub(crate) fn set_time(&mut self, time_ns: u64) {
         while self.changes.front().is_some_and(|(at_ns, ..)| *at_ns <= time_ns) {
             let Some((at_ns, pid, change)) = self.changes.pop_front() else { return };
             let copied = match &change {
@@ -370,7 +362,7 @@ impl ProcessTable {
     }
 
     /// What is new to the sampler about a thread and its process; both are known from now on.
-    pub(in super::super) fn announce(&mut self, id: SampleId, procfs: &dyn Procfs) -> Announcement {
+    pub(crate) fn announce(&mut self, id: SampleId, procfs: &dyn Procfs) -> Announcement {
         let Some(entry) = self.entries.get_mut(&id.pid) else {
             return Announcement { process: None, thread: None };
         };
@@ -385,7 +377,7 @@ impl ProcessTable {
     }
 
     /// Records the exit of a thread, to be reported with a later batch, since it still runs for a while.
-    pub(in super::super) fn exit_thread(&mut self, id: SampleId) {
+    pub(crate) fn exit_thread(&mut self, id: SampleId) {
         if let Some(entry) = self.entries.get_mut(&id.pid) {
             entry.exits.first_thread |= id.tid == id.pid;
             entry.exits.last_ns = entry.exits.last_ns.max(Some(id.time_ns));
@@ -395,12 +387,12 @@ impl ProcessTable {
     }
 
     /// Exit time of a process's last thread, if its first one has exited (monotonic clock).
-    pub(in super::super) fn exited_ns(&self, pid: pid_t) -> Option<u64> {
+    pub(crate) fn exited_ns(&self, pid: pid_t) -> Option<u64> {
         self.entries.get(&pid).filter(|entry| entry.exits.first_thread)?.exits.last_ns
     }
 
     /// Handles an exec: returns the threads known to the sampler, which have ended.
-    pub(in super::super) fn exec(&mut self, id: SampleId) -> Vec<pid_t> {
+    pub(crate) fn exec(&mut self, id: SampleId) -> Vec<pid_t> {
         let Some(entry) = self.entries.get_mut(&id.pid) else { return Vec::new() };
         entry.program_since_ns = id.time_ns;
         // One of these numbers belongs to the surviving thread.
@@ -412,7 +404,7 @@ impl ProcessTable {
     /// the processes that ended with them, each with its time; with the last batch, all that exited. A thread that
     /// exited at or after `watermark_ns` has waits that are reported with a later batch, and ends after them.
     /// Threads without further records go to `over`.
-    pub(in super::super) fn end_batch(
+    pub(crate) fn end_batch(
         &mut self,
         last_ns: u64,
         watermark_ns: u64,
@@ -504,13 +496,13 @@ impl ProcessTable {
     }
 
     /// Records were lost: process state may be stale until the next rescan of /proc.
-    pub(in super::super) fn note_lost(&mut self) {
+    pub(crate) fn note_lost(&mut self) {
         self.rescan.request();
     }
 
     /// Reads /proc after losing records that may have reported an exec, a mapping of code or an end; generates the
     /// missing events with the time `at_ns`. Not in every batch: records are lost when there is too much to do.
-    pub(in super::super) fn rescan(
+    pub(crate) fn rescan(
         &mut self,
         at_ns: u64,
         clocks: &dyn Clocks,
@@ -544,17 +536,17 @@ impl ProcessTable {
     }
 
     /// Whether a process runs a 32-bit program; `None` if it is gone.
-    pub(in super::super) fn is_of_32_bits(&mut self, pid: pid_t, procfs: &dyn Procfs) -> Option<bool> {
+    pub(crate) fn is_of_32_bits(&mut self, pid: pid_t, procfs: &dyn Procfs) -> Option<bool> {
         self.entries.get_mut(&pid)?.is_of_32_bits(procfs)
     }
 
     /// Time of the last exec reported to the sampler (monotonic clock); 0 if none.
-    pub(in super::super) fn program_since_ns(&self, pid: pid_t) -> u64 {
+    pub(crate) fn program_since_ns(&self, pid: pid_t) -> u64 {
         self.entries.get(&pid).map_or(0, |entry| entry.program_since_ns)
     }
 
     /// Number of a process's current program.
-    pub(in super::super) fn program(&self, pid: pid_t) -> Option<u64> {
+    pub(crate) fn program(&self, pid: pid_t) -> Option<u64> {
         self.entries.get(&pid).map(ProcessEntry::program)
     }
 }
@@ -577,4 +569,102 @@ fn sorted(mut pids: Vec<pid_t>) -> Vec<pid_t> {
     pids.sort_unstable();
     pids.dedup();
     pids
+}
+
+// ---- Output of the process stage: events of selected processes, in time order.
+
+/// An event of a selected process or of one of its threads.
+#[derive(Debug)]
+pub(crate) enum ProcessEvent {
+    /// The process is sampled from now on.
+    Added {
+        /// It was just started, and did not run before.
+        started: bool,
+    },
+    /// The pid is released.
+    PidReleased,
+    /// The process, which ended some batches ago, was removed from the table.
+    Removed,
+    /// The first event of a process to be reported, with this name.
+    ProcessNamed(String),
+    /// A sample.
+    Sample {
+        /// Registers and stack.
+        capture: Box<Capture>,
+        /// Number of the process's program: a new one after each exec.
+        program: u64,
+    },
+    /// A sample with an unusable stack, for this reason.
+    Missed(&'static str),
+    /// The thread exited.
+    ThreadExit,
+    /// The thread was renamed.
+    ThreadNamed(String),
+    /// The process executed a program of this name.
+    Exec(String),
+    /// The images of the process may have changed.
+    ImagesStale,
+}
+
+impl ProcessEvent {
+    /// Whether this is a sample, with a usable stack or not.
+    pub(crate) fn is_sample(&self) -> bool {
+        matches!(self, ProcessEvent::Sample { .. } | ProcessEvent::Missed(_))
+    }
+
+    /// Whether a process was added or removed, or its pid released: not an event of a thread.
+    pub(crate) fn is_table_change(&self) -> bool {
+        matches!(self, ProcessEvent::Added { .. } | ProcessEvent::PidReleased | ProcessEvent::Removed)
+    }
+}
+
+// ---- When to read /proc again after losing records of processes.
+//
+// Input: lost records, and the cost of a rescan; output: whether a rescan is due.
+/// Minimum interval between rescans, nanoseconds.
+const DISTANCE_NS: u64 = 500_000_000;
+/// Maximum share of time for rescans: 1/20.
+const COST_SHARE: u64 = 20;
+
+/// Schedule of rescans.
+#[derive(Debug, Default)]
+pub(super) struct RescanSchedule {
+    is_requested: bool,
+    next_ns: u64,
+}
+
+impl RescanSchedule {
+    /// Requests a rescan after lost records.
+    pub(super) fn request(&mut self) {
+        self.is_requested = true;
+    }
+
+    /// Whether to begin a rescan at this time (monotonic clock).
+    pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
+        now_ns >= self.next_ns && std::mem::take(&mut self.is_requested)
+    }
+
+    /// Records the begin and end of a rescan.
+    pub(super) fn end(&mut self, begun_ns: u64, now_ns: u64) {
+        self.next_ns = begun_ns + DISTANCE_NS.max(COST_SHARE * now_ns.saturating_sub(begun_ns));
+    }
+}
+
+#[cfg(test)]
+mod rescan_tests {
+    use super::*;
+
+    #[test]
+    fn expensive_rescans_are_rare() {
+        let mut schedule = RescanSchedule::default();
+        assert!(!schedule.is_due(1_000), "nothing was lost");
+        schedule.request();
+        assert!(schedule.is_due(1_000) && !schedule.is_due(1_000));
+        schedule.end(1_000, 2_000);
+        schedule.request();
+        assert!(!schedule.is_due(DISTANCE_NS) && schedule.is_due(DISTANCE_NS + 1_000));
+        schedule.end(0, DISTANCE_NS);
+        schedule.request();
+        assert!(!schedule.is_due(COST_SHARE * DISTANCE_NS - 1) && schedule.is_due(COST_SHARE * DISTANCE_NS));
+    }
 }

@@ -16,11 +16,7 @@ use perf_event_open_sys::{ioctls, perf_event_open};
 ///
 /// # Errors
 /// Errors of perf_event_open(2).
-pub(in crate::sources::linux::perf) fn open(
-    attributes: &perf_event_attr,
-    tid: pid_t,
-    cpu: c_int,
-) -> io::Result<OwnedFd> {
+pub(crate) fn open(attributes: &perf_event_attr, tid: pid_t, cpu: c_int) -> io::Result<OwnedFd> {
     let lost = u64::from(bindings::PERF_FORMAT_LOST);
     match open_as(*attributes, tid, cpu) {
         Err(error) if attributes.read_format & lost != 0 && error.raw_os_error() == Some(libc::EINVAL) => {
@@ -43,7 +39,7 @@ fn open_as(mut attributes: perf_event_attr, tid: pid_t, cpu: c_int) -> io::Resul
 ///
 /// # Safety
 /// `fd` must be negative, with `errno` set, or a new descriptor without an owner.
-pub(in crate::sources::linux::perf) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
+pub(crate) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -56,19 +52,19 @@ fn done(result: c_int) -> io::Result<()> {
 }
 
 /// Enables an event.
-pub(in crate::sources::linux::perf) fn enable(event: &OwnedFd) -> io::Result<()> {
+pub(crate) fn enable(event: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl with a numeric argument, on a live descriptor.
     done(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })
 }
 
 /// Disables an event.
-pub(in crate::sources::linux::perf) fn disable(event: &OwnedFd) -> io::Result<()> {
+pub(crate) fn disable(event: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl with a numeric argument, on a live descriptor.
     done(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })
 }
 
 /// Sets a new period for an event, nanoseconds.
-pub(in crate::sources::linux::perf) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
+pub(crate) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor that reads one u64 at the given address, which is live
     // (kernel/events/core.c, `_perf_ioctl`).
     done(unsafe { ioctls::PERIOD(event.as_raw_fd(), &raw const period_ns as u64) })
@@ -76,7 +72,7 @@ pub(in crate::sources::linux::perf) fn set_period(event: &OwnedFd, period_ns: u6
 
 /// The count of an event so far (nanoseconds for a clock), and the number of its records that did not fit into its
 /// ring, if it was opened with `PERF_FORMAT_LOST` and the kernel supports that.
-pub(in crate::sources::linux::perf) fn count(event: &OwnedFd) -> io::Result<(u64, Option<u64>)> {
+pub(crate) fn count(event: &OwnedFd) -> io::Result<(u64, Option<u64>)> {
     let mut counts = [0_u64; 2];
     // SAFETY: the buffer is live, and its length in bytes is given; any bytes are a valid u64.
     let len = unsafe { libc::read(event.as_raw_fd(), counts.as_mut_ptr().cast(), size_of_val(&counts)) };
@@ -89,7 +85,7 @@ pub(in crate::sources::linux::perf) fn count(event: &OwnedFd) -> io::Result<(u64
 }
 
 /// The number of an event, as in its records.
-pub(in crate::sources::linux::perf) fn number(event: &OwnedFd) -> io::Result<u64> {
+pub(crate) fn number(event: &OwnedFd) -> io::Result<u64> {
     let mut number = 0;
     // SAFETY: an ioctl on a live descriptor that writes one u64 to the given address, which is live
     // (kernel/events/core.c, `_perf_ioctl`).
@@ -98,19 +94,19 @@ pub(in crate::sources::linux::perf) fn number(event: &OwnedFd) -> io::Result<u64
 }
 
 /// Redirects an event into the ring of another one on the same CPU.
-pub(in crate::sources::linux::perf) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
+pub(crate) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor; the argument is the number of another one.
     done(unsafe { ioctls::SET_OUTPUT(event.as_raw_fd(), ring_of.as_raw_fd()) })
 }
 
 /// Attaches a BPF program to an event, to filter its samples.
-pub(in crate::sources::linux::perf) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
+pub(crate) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor; the argument is the descriptor of a program.
     done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
 }
 
 /// Page size of this machine.
-pub(in crate::sources::linux::perf) fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: sysconf(3) takes only a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(page_bytes).unwrap_or(4096)
@@ -121,16 +117,16 @@ const RECORD_BYTES_MAX: u64 = 1 << 16;
 
 /// Fill level of a ring when it was read.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::sources::linux::perf) struct Fill {
+pub(crate) struct Fill {
     /// Used part of the ring.
-    pub(in crate::sources::linux::perf) per_mille: u32,
+    pub(crate) per_mille: u32,
     /// Whether there was so little room that records may be lost.
-    pub(in crate::sources::linux::perf) may_have_lost: bool,
+    pub(crate) may_have_lost: bool,
 }
 
 /// The ring of an event's records (perf_event_open(2), "MMAP layout").
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct Ring {
+pub(crate) struct Ring {
     /// The control page; the data begins one page later.
     page: NonNull<perf_event_mmap_page>,
     page_bytes: usize,
@@ -142,7 +138,7 @@ impl Ring {
     ///
     /// # Errors
     /// EPERM beyond `kernel.perf_event_mlock_kb` and RLIMIT_MEMLOCK.
-    pub(in crate::sources::linux::perf) fn map(event: &OwnedFd, data_bytes: usize) -> io::Result<Ring> {
+    pub(crate) fn map(event: &OwnedFd, data_bytes: usize) -> io::Result<Ring> {
         let page_bytes = page_bytes();
         // SAFETY: a new mapping at an address chosen by the kernel; this `Ring` owns it.
         let at = unsafe {
@@ -163,7 +159,7 @@ impl Ring {
     }
 
     /// Size of its data, bytes.
-    pub(in crate::sources::linux::perf) fn data_bytes(&self) -> usize {
+    pub(crate) fn data_bytes(&self) -> usize {
         self.data_bytes
     }
 
@@ -179,7 +175,7 @@ impl Ring {
     }
 
     /// Its fill level.
-    pub(in crate::sources::linux::perf) fn fill(&self) -> Fill {
+    pub(crate) fn fill(&self) -> Fill {
         let (head, tail) = (self.head().load(Ordering::Acquire), self.tail().load(Ordering::Relaxed));
         self.fill_of(head.wrapping_sub(tail))
     }
@@ -194,11 +190,7 @@ impl Ring {
     /// Passes each available record to `take`, and frees its space; returns the fill level, and whether records
     /// may have been lost. `scratch` holds records that wrap around the end of the ring. Inconsistent data ends
     /// the batch.
-    pub(in crate::sources::linux::perf) fn drain(
-        &mut self,
-        scratch: &mut Vec<u8>,
-        mut take: impl FnMut(&[u8]),
-    ) -> Fill {
+    pub(crate) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) -> Fill {
         let head = self.head().load(Ordering::Acquire);
         let mut tail = self.tail().load(Ordering::Relaxed);
         let fill = self.fill_of(head.wrapping_sub(tail));
@@ -241,7 +233,7 @@ impl Drop for Ring {
 }
 
 /// A descriptor that becomes readable when a process ends (pidfd_open(2), Linux 5.3).
-pub(in crate::sources::linux::perf) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
+pub(crate) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open(2) takes only two numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
@@ -251,11 +243,7 @@ pub(in crate::sources::linux::perf) fn watch_end(pid: pid_t) -> io::Result<Owned
 /// Waits until a descriptor is readable; returns which ones are. A descriptor with only a hang-up, like the event
 /// of an ended thread from then on, does not end the wait: the caller would otherwise spin for the rest of the
 /// recording.
-pub(in crate::sources::linux::perf) fn wait_readable(
-    fds: &[RawFd],
-    at_most_ms: c_int,
-    ready: &mut Vec<bool>,
-) {
+pub(crate) fn wait_readable(fds: &[RawFd], at_most_ms: c_int, ready: &mut Vec<bool>) {
     let mut polled: Vec<libc::pollfd> =
         fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
     let mut found = poll(&mut polled, at_most_ms);

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use libc::pid_t;
 
-use super::super::ring::record::SampleId;
 use super::records;
 use crate::rng::Rng;
+use crate::sources::linux::perf::ring::SampleId;
 
 /// Length of a step, nanoseconds.
 const STEP_NS: u64 = 50_000;

@@ -7,8 +7,8 @@ use perf_event_open_sys::bindings::{
     PERF_RECORD_SWITCH, PERF_RECORD_THROTTLE, PERF_RECORD_UNTHROTTLE,
 };
 
-use super::super::ring::record::SampleId;
-use super::super::ring::registers;
+use crate::sources::linux::perf::ring;
+use crate::sources::linux::perf::ring::SampleId;
 
 /// The event number of all records.
 const EVENT: u64 = 7;
@@ -45,7 +45,7 @@ pub(super) fn sample(id: SampleId, period_ns: u64, stack: &[u64]) -> Vec<u8> {
     identity(&mut body, id);
     // No kernel frames, 64-bit registers.
     words(&mut body, &[period_ns, 0, 2]);
-    words(&mut body, &[0x40_0000; registers::COUNT]);
+    words(&mut body, &[0x40_0000; ring::COUNT]);
     words(&mut body, &[stack.len() as u64 * 8]);
     words(&mut body, stack);
     words(&mut body, &[stack.len() as u64 * 8]);

@@ -7,13 +7,13 @@ use std::rc::Rc;
 
 use libc::pid_t;
 
-use super::super::clocks::Clocks;
 use super::super::pipeline::System;
-use super::super::process::procfs::Procfs;
-use super::super::stack::memory::TargetMemory;
-use super::super::waits::sleeping_thread::SleepingThreads;
 use super::kernel::Kernel;
 use crate::addr::Avma;
+use crate::sources::linux::perf::Clocks;
+use crate::sources::linux::perf::process::filter::Procfs;
+use crate::sources::linux::perf::stack::stacks::TargetMemory;
+use crate::sources::linux::perf::waits::SleepingThreads;
 use crate::sources::{Capture, SleepingThread};
 
 /// A simulated kernel, shared by the stages and the test.

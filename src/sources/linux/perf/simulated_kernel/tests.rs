@@ -12,16 +12,16 @@ use super::super::pipeline::Pipeline;
 use super::super::process::entry::ProcessEntry;
 use super::super::process::filter::ProcessFilter;
 use super::super::process::table::ProcessTable;
-use super::super::ring::record;
+use super::super::ring;
 use super::super::stack::stack_size::EventStackSize;
 use super::super::stack::stacks::Stacks;
-use super::super::waits::recorder::WaitRecorder;
+use super::super::waits::WaitRecorder;
 use super::kernel::{Faults, Kernel, Setup};
 use super::system::Machine;
 use crate::rng::Rng;
 use crate::rng::rounds::{as_usual, one_seed, seeds};
-use crate::sources::linux::describe;
 use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::refusal;
 use crate::sources::pushed::{SourceEvent, TimedEvent};
 use crate::sources::{Process, ProcessSelection, ThreadId};
 
@@ -185,7 +185,7 @@ impl Run {
         let pids = if all { vec![] } else { vec![main.unsigned_abs()] };
         let filter =
             ProcessFilter::new(ProcessSelection { pids, children, all, ..ProcessSelection::default() });
-        let own = describe::describe(std::process::id().cast_signed());
+        let own = refusal::describe(std::process::id().cast_signed());
         let number = if all { 0 } else { main.unsigned_abs() };
         let process = Process { pid: number, name: "main".to_owned(), ..own };
         let entry = ProcessEntry::new(process, Arc::new(TargetFiles::of(main)));
@@ -248,7 +248,7 @@ impl Run {
     fn read(&mut self) {
         for cpu in 0..self.cpus {
             for bytes in self.machine.0.borrow_mut().drain(cpu) {
-                let (id, _, record) = record::read(&bytes).unwrap();
+                let (id, _, record) = ring::read(&bytes).unwrap();
                 self.pipeline.push_record(id, record);
             }
             let skew_ns = self.random.within(0, self.skew_max_ns);

@@ -4,6 +4,9 @@
 //! Input: for each thread, the addresses of the ranges. Output: its samples with these ranges. Each range carries
 //! its address, so it is correct whichever list the kernel had at that moment.
 
+#[cfg(test)]
+pub(crate) mod sim_kernel;
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -11,14 +14,16 @@ use hashbrown::HashSet;
 use libc::pid_t;
 
 use super::super::bpf::bpf_sys::{self, ProgramRing};
-use super::super::bpf::btf;
 use super::super::bpf::instructions::{
     ADD, CALL, GET_CURRENT_TASK, JUMP_IF_EQUAL, LOAD_DOUBLE, MOVE, MOVE_REGISTER, PROBE_READ_KERNEL,
     STORE_DOUBLE, STORE_VALUE_DOUBLE, op,
 };
 use super::super::bpf::memory_copies::{Copies, CopyProgram, HEADER_BYTES, LEN, address};
-use super::super::events::cpus::cpu_count;
-use super::super::ring::record::SampleId;
+use crate::sources::linux::perf::bpf::instructions::{self, AND, JUMP_UNLESS_EQUAL};
+use crate::sources::linux::perf::bpf::memory_copies::ADDRESS_IN_R7;
+use crate::sources::linux::perf::bpf::sample_filter::CONTEXT;
+use crate::sources::linux::perf::events::set::cpu_count;
+use crate::sources::linux::perf::ring::SampleId;
 use crate::sources::{Capture, PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX};
 
 /// Size of a range in a record: address and bytes.
@@ -121,7 +126,7 @@ fn add_prefetched(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
 
 /// Prefetches ranges of threads' stacks with each of their samples.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct BpfPrefetch {
+pub(crate) struct BpfPrefetch {
     /// The ranges of each thread, in the kernel.
     lists: OwnedFd,
     ring: ProgramRing,
@@ -136,24 +141,24 @@ impl BpfPrefetch {
     ///
     /// # Errors
     /// Errors of bpf(2).
-    pub(in crate::sources::linux::perf) fn new() -> io::Result<BpfPrefetch> {
+    pub(crate) fn new() -> io::Result<BpfPrefetch> {
         let ring_bytes = (RING_BYTES_OF_CPU * cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
         Ok(BpfPrefetch {
             lists: bpf_sys::create_map_of(LIST_BYTES, THREADS_MAX)?,
             ring: ProgramRing::create(ring_bytes, RECORD_BYTES)?,
             threads: HashSet::new(),
             copies: Copies::default(),
-            blocked_at: btf::member_offset("task_struct", "blocked"),
+            blocked_at: instructions::member_offset("task_struct", "blocked"),
         })
     }
 
     /// The program for samples that pass the filter.
-    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
+    pub(crate) fn program(&self) -> Vec<u64> {
         read_program(self.lists.as_raw_fd(), self.ring.descriptor(), self.blocked_at)
     }
 
     /// Sets the ranges to prefetch with a thread's samples.
-    pub(in crate::sources::linux::perf) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
+    pub(crate) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains(&tid) {
             let lists = &self.lists;
             self.threads.drain().for_each(|tid| bpf_sys::remove_from_map(lists, tid.cast_unsigned()));
@@ -163,13 +168,13 @@ impl BpfPrefetch {
     }
 
     /// Whether any thread has a list.
-    pub(in crate::sources::linux::perf) fn has_lists(&self) -> bool {
+    pub(crate) fn has_lists(&self) -> bool {
         !self.threads.is_empty()
     }
 
     /// Reads the prefetched ranges so far, after the rings of samples, so that those of all samples are included.
     /// Returns the number of freed buffer bytes.
-    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
+    pub(crate) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let BpfPrefetch { ring, copies, .. } = self;
         ring.drain(|record| copies.take(record));
@@ -177,23 +182,113 @@ impl BpfPrefetch {
     }
 
     /// Adds its ranges to a sample.
-    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
+    pub(crate) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         add_prefetched(&mut self.copies, id, capture);
     }
 }
 
-#[cfg(test)]
-pub(crate) mod sim_kernel;
+// ---- The red zone: an event copies a stack from the stack pointer up. Leaf functions of x86_64 may keep words in the
+// 128 bytes below (System V ABI for x86_64, 3.2.2), and unwind rows of some locate the caller's stack pointer
+// there (OpenSSL's SHA-512 by AVX). A BPF program copies these bytes in the same interrupt, into its own ring.
+//
+// The program sees the registers of the interrupted code, so only samples in user mode have a red zone: rows need
+// nothing below the stack pointer of a thread in a system call.
+//
+// Input: samples. Output: these samples with the bytes below their stack pointer.
+
+/// Size of a copy.
+const RED_ZONE_BYTES: usize = 128;
+/// Some 6,000 copies: seconds.
+const RING_BYTES: usize = 1 << 20;
+/// Offsets of code segment and stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h).
+const CS: i16 = 17 * 8;
+const SP: i16 = 19 * 8;
+/// The privilege level bits in the code segment, and their value for user mode.
+const LEVEL: i32 = 3;
+
+/// Whether this processor has a red zone in use.
+pub(crate) const HERE: bool = cfg!(target_arch = "x86_64");
+
+/// Copies the red zone. `ring` is the descriptor of a [`ProgramRing`].
+fn copy_program(ring: i32) -> Vec<u64> {
+    let mut program = CopyProgram::default();
+    program.extend([op(LOAD_DOUBLE, 1, CONTEXT, CS, 0), op(AND, 1, 0, 0, LEVEL)]);
+    program.end_by(op(JUMP_UNLESS_EQUAL, 1, 0, 0, LEVEL));
+    // r7: the address.
+    program.extend([op(LOAD_DOUBLE, 7, CONTEXT, SP, 0), op(ADD, 7, 0, 0, -(RED_ZONE_BYTES as i32))]);
+    program.take_time();
+    program.reserve(ring, RED_ZONE_BYTES, ADDRESS_IN_R7);
+    program.read(HEADER_BYTES, RED_ZONE_BYTES, 7);
+    program.extend([
+        op(JUMP_UNLESS_EQUAL, 0, 0, 1, 0),
+        op(STORE_VALUE_DOUBLE, 8, 0, LEN, RED_ZONE_BYTES as i32),
+    ]);
+    program.submit();
+    program.end()
+}
+
+/// Copies of red zones.
+#[derive(Debug)]
+pub(crate) struct RedZone {
+    ring: ProgramRing,
+    copies: Copies,
+}
+
+impl RedZone {
+    /// Creates a ring in the kernel.
+    ///
+    /// # Errors
+    /// Errors of bpf(2), or an error if this processor has no red zone.
+    pub(crate) fn new() -> io::Result<RedZone> {
+        if !HERE {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(RedZone {
+            ring: ProgramRing::create(RING_BYTES, HEADER_BYTES + RED_ZONE_BYTES)?,
+            copies: Copies::default(),
+        })
+    }
+
+    /// The program for samples that pass the filter.
+    pub(crate) fn program(&self) -> Vec<u64> {
+        copy_program(self.ring.descriptor())
+    }
+
+    /// Reads the copies so far, after the rings of samples, so that those of all samples are included. Returns the
+    /// number of freed buffer bytes.
+    pub(crate) fn read(&mut self) -> usize {
+        let freed = self.copies.end_batch();
+        let RedZone { ring, copies } = self;
+        ring.drain(|record| copies.take(record));
+        freed
+    }
+
+    /// Prepends the bytes copied at the moment of a sample to its stack.
+    pub(crate) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
+        prepend(&mut self.copies, id, capture);
+    }
+}
+
+fn prepend(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
+    let Some(copy) = copies.of_sample(id) else { return };
+    if copy.from.checked_add(copy.bytes.len() as u64) == Some(capture.stack_base.0)
+        && !capture.stack.is_empty()
+    {
+        capture.stack.splice(..0, copy.bytes.iter().copied());
+        capture.stack_base.0 = copy.from;
+    }
+    copies.give_back(copy);
+}
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::super::bpf::filter_program::{self, FilterRule};
     use super::super::super::bpf::instructions::machine::Machine;
     use super::super::super::bpf::memory_copies::APART_NS_MAX;
     use super::*;
     use crate::addr::Avma;
     use crate::rng::Rng;
+    use crate::sources::linux::perf::bpf::sample_filter::{self, FilterRule};
 
     const LISTS: i32 = 5;
     const RING: i32 = 6;
@@ -213,7 +308,7 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(FilterRule::OfProcess(70), FIRST, &read_program(LISTS, RING, None))
+        sample_filter::program(FilterRule::OfProcess(70), FIRST, &read_program(LISTS, RING, None))
     }
 
     /// A sample of the machine with its ranges.
@@ -261,7 +356,7 @@ mod tests {
             let starts: Vec<u64> = (0..count).map(|range| AT + 0x1000 + range * 200).collect();
             let mut machine = machine(&starts);
             machine.task = [vec![0; 64], 0x55u64.to_le_bytes().to_vec()].concat();
-            let program = filter_program::program(
+            let program = sample_filter::program(
                 FilterRule::OfProcess(70),
                 FIRST,
                 &read_program(LISTS, RING, Some(at)),
@@ -327,7 +422,88 @@ mod tests {
             }
         };
         prefetch.set(77, &[AT, AT + 64]);
-        let whole = filter_program::program(FilterRule::All, FIRST, &prefetch.program());
+        let whole = sample_filter::program(FilterRule::All, FIRST, &prefetch.program());
         bpf_sys::load_program(bpf_sys::ProgramKind::Event, &whole).unwrap();
+    }
+}
+
+#[cfg(test)]
+mod red_zone_tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::addr::Avma;
+    use crate::sources::linux::perf::bpf::instructions::machine::Machine;
+    use crate::sources::linux::perf::bpf::sample_filter::{self, FilterRule};
+
+    const RING: i32 = 6;
+    const FIRST: (u64, u64) = (4, 0xefff_fffc);
+    const SP_NOW: u64 = 0x7000_0100;
+
+    /// A thread 77 with memory around its stack pointer, interrupted in code of this privilege level.
+    fn machine(level: u64) -> Machine {
+        let mut machine = Machine::new(77, 70, FIRST);
+        machine.ring = RING;
+        machine.memory = (SP_NOW - 0x100, (0..0x200).map(|at| at as u8).collect());
+        machine.context = (0..21)
+            .flat_map(|word| {
+                match word * 8 {
+                    CS => 0x30 | level,
+                    SP => SP_NOW,
+                    _ => 0xdead,
+                }
+                .to_le_bytes()
+            })
+            .collect();
+        machine
+    }
+
+    fn completed(machine: &Machine, time_ns: u64) -> Capture {
+        let mut copies = Copies::default();
+        machine.records.iter().for_each(|record| copies.take(record));
+        let mut capture = Capture::with_capacity(0);
+        capture.stack_base = Avma(SP_NOW);
+        capture.stack.extend_from_slice(&machine.memory.1[0x100..0x140]);
+        prepend(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        capture
+    }
+
+    fn program() -> Vec<u64> {
+        sample_filter::program(FilterRule::OfProcess(70), FIRST, &copy_program(RING))
+    }
+
+    #[test]
+    fn the_red_zone_is_prepended() {
+        let mut machine = machine(3);
+        assert_eq!(machine.run(&program()), 1);
+        let capture = completed(&machine, machine.time_ns + 900);
+        assert_eq!(capture.stack_base, Avma(SP_NOW - RED_ZONE_BYTES as u64));
+        assert_eq!(capture.stack, machine.memory.1[0x80..0x140]);
+        let capture = completed(&machine, machine.time_ns + 500_000);
+        assert_eq!(capture.stack_base, Avma(SP_NOW), "of another sample");
+    }
+
+    #[test]
+    fn nothing_is_copied_in_kernel_mode_without_room_or_if_unmapped() {
+        for (level, room, from) in [(0, 9, 0x100), (3, 0, 0x100), (3, 9, 0x40)] {
+            let mut machine = machine(level);
+            machine.room = room;
+            machine.memory.0 = SP_NOW - from;
+            assert_eq!(machine.run(&program()), 1);
+            let mut copies = Copies::default();
+            machine.records.iter().for_each(|record| copies.take(record));
+            let mut capture = Capture::with_capacity(0);
+            capture.stack_base = Avma(SP_NOW);
+            capture.stack.push(7);
+            prepend(
+                &mut copies,
+                SampleId { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 },
+                &mut capture,
+            );
+            assert_eq!(
+                (capture.stack_base, capture.stack),
+                (Avma(SP_NOW), vec![7]),
+                "{level} {room} {from:x}"
+            );
+        }
     }
 }

@@ -11,7 +11,7 @@
 //! One size applies to all threads: it is a property of the events, which are reopened to change it. Anything a
 //! single thread needs beyond it is prefetched (`prefetch.rs`), or copied as its tail (`stack_tail.rs`).
 
-use super::super::events::options::{STACK_BYTES, SWITCH_STACK_BYTES};
+use crate::sources::linux::perf::events::attributes::{STACK_BYTES, SWITCH_STACK_BYTES};
 use crate::sources::pushed::StackUse;
 
 /// The size for stacks that exceed any size, and the initial one if the largest would be too much.
@@ -38,7 +38,7 @@ const FIRST_BACKOFF: u32 = 16;
 
 /// The size of stack copies, and the needs of stacks.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct EventStackSize {
+pub(crate) struct EventStackSize {
     /// The available sizes, ascending.
     sizes: &'static [u32],
     /// Index of the current size, and of the usual one.
@@ -63,7 +63,7 @@ pub(in crate::sources::linux::perf) struct EventStackSize {
 
 impl EventStackSize {
     /// Begins with the maximum of a record, until the first round shows the need.
-    pub(in crate::sources::linux::perf) fn new() -> EventStackSize {
+    pub(crate) fn new() -> EventStackSize {
         EventStackSize { size: STACK_BYTES.len() - 1, ..EventStackSize::for_many_processes() }
     }
 
@@ -88,28 +88,28 @@ impl EventStackSize {
 
     /// Begins with the usual size: the first samples of many processes, with all images yet to be read, would fill
     /// the rings.
-    pub(in crate::sources::linux::perf) fn for_many_processes() -> EventStackSize {
+    pub(crate) fn for_many_processes() -> EventStackSize {
         EventStackSize::with(&STACK_BYTES, USUAL_BYTES)
     }
 
     /// For stacks copied at context switches: some threads have a hundred thousand per second.
-    pub(in crate::sources::linux::perf) fn for_switches() -> EventStackSize {
+    pub(crate) fn for_switches() -> EventStackSize {
         EventStackSize::with(&SWITCH_STACK_BYTES, USUAL_AT_SWITCH_BYTES)
     }
 
     /// Pins the size: the events could not be reopened.
-    pub(in crate::sources::linux::perf) fn pin(&mut self, bytes: u32) {
+    pub(crate) fn pin(&mut self, bytes: u32) {
         self.size = self.sizes.iter().position(|size| *size == bytes).unwrap_or(self.size);
         (self.backoff, self.rounds_fitting_smaller) = (u32::MAX, 0);
     }
 
     /// The current size, bytes.
-    pub(in crate::sources::linux::perf) fn bytes(&self) -> u32 {
+    pub(crate) fn bytes(&self) -> u32 {
         self.sizes[self.size]
     }
 
     /// Counts a walk; returns the new size, if it changes now.
-    pub(in crate::sources::linux::perf) fn walked(&mut self, needed: StackUse) -> Option<u32> {
+    pub(crate) fn walked(&mut self, needed: StackUse) -> Option<u32> {
         self.stacks += 1;
         if needed.unbounded {
             self.unbounded += 1;

@@ -20,8 +20,8 @@ use super::super::bpf::instructions::{
     MOVE, MOVE_REGISTER, STORE_DOUBLE, STORE_VALUE_DOUBLE, SUBTRACT_REGISTER, TASK_PT_REGS, op,
 };
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
-use super::super::events::cpus::cpu_count;
-use super::super::ring::record::SampleId;
+use crate::sources::linux::perf::events::set::cpu_count;
+use crate::sources::linux::perf::ring::SampleId;
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, PrefetchedWords};
 
@@ -257,7 +257,7 @@ impl ThreadTail {
 
 /// Copies of the upper parts of stacks.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct StackTail {
+pub(crate) struct StackTail {
     /// Number of pieces by thread, in the kernel.
     pieces: OwnedFd,
     ring: ProgramRing,
@@ -271,7 +271,7 @@ pub(in crate::sources::linux::perf) struct StackTail {
 
 impl StackTail {
     /// Size of the ring, bytes.
-    pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
+    pub(crate) fn ring_bytes(&self) -> u64 {
         ring_bytes(cpu_count()) as u64
     }
 
@@ -279,7 +279,7 @@ impl StackTail {
     ///
     /// # Errors
     /// Errors of bpf(2), or an error if the registers of this processor are unknown.
-    pub(in crate::sources::linux::perf) fn new() -> io::Result<StackTail> {
+    pub(crate) fn new() -> io::Result<StackTail> {
         if SP.is_none() {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -298,14 +298,14 @@ impl StackTail {
     }
 
     /// The program for samples that pass the filter.
-    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
+    pub(crate) fn program(&self) -> Vec<u64> {
         let (pieces, ring) = (self.pieces.as_raw_fd(), self.ring.descriptor());
         SP.map(|sp| copy_program(pieces, ring, sp)).unwrap_or_default()
     }
 
     /// Reads the copies so far, after the rings of samples, so that those of all samples are included. Returns the
     /// number of freed buffer bytes.
-    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
+    pub(crate) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let StackTail { ring, copies, read_bytes, .. } = self;
         *read_bytes = 0;
@@ -318,17 +318,17 @@ impl StackTail {
     }
 
     /// Bytes of the last read.
-    pub(in crate::sources::linux::perf) fn read_bytes(&self) -> usize {
+    pub(crate) fn read_bytes(&self) -> usize {
         self.read_bytes
     }
 
     /// Completes the stack of a sample.
-    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
+    pub(crate) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         complete(&mut self.copies, id, capture);
     }
 
     /// Takes back the buffer of a capture with a tail.
-    pub(in crate::sources::linux::perf) fn give_back(&mut self, capture: &mut Capture) {
+    pub(crate) fn give_back(&mut self, capture: &mut Capture) {
         if capture.tail_bytes > 0 {
             self.copies.give_back_bytes(std::mem::take(&mut capture.stack));
         }
@@ -339,13 +339,7 @@ impl StackTail {
     }
 
     /// Records a walk of a thread's sample ([`ThreadTail::note`]).
-    pub(in crate::sources::linux::perf) fn note(
-        &mut self,
-        tid: pid_t,
-        usual_bytes: usize,
-        copied_bytes: usize,
-        needed: StackUse,
-    ) {
+    pub(crate) fn note(&mut self, tid: pid_t, usual_bytes: usize, copied_bytes: usize, needed: StackUse) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains_key(&tid) {
             let pieces = &self.pieces;
             self.threads.drain().for_each(|(tid, _)| bpf_sys::change_map(pieces, tid.cast_unsigned(), None));
@@ -361,7 +355,7 @@ impl StackTail {
     }
 
     /// Drops an exited thread: its number may be reused.
-    pub(in crate::sources::linux::perf) fn forget(&mut self, tid: pid_t) {
+    pub(crate) fn forget(&mut self, tid: pid_t) {
         if let Some(thread) = self.threads.remove(&tid) {
             self.sized -= usize::from(thread.is_sized());
             bpf_sys::change_map(&self.pieces, tid.cast_unsigned(), None);
@@ -369,12 +363,12 @@ impl StackTail {
     }
 
     /// Whether threads that are not new have tails.
-    pub(in crate::sources::linux::perf) fn is_needed_for_long(&self) -> bool {
+    pub(crate) fn is_needed_for_long(&self) -> bool {
         self.sized > 0
     }
 
     /// A descriptor that is readable while copies wait.
-    pub(in crate::sources::linux::perf) fn descriptor(&self) -> c_int {
+    pub(crate) fn descriptor(&self) -> c_int {
         self.ring.descriptor()
     }
 }
@@ -382,12 +376,12 @@ impl StackTail {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::super::bpf::filter_program::{self, FilterRule};
     use super::super::super::bpf::instructions::machine::Machine;
     use super::super::super::bpf::memory_copies::APART_NS_MAX;
     use super::*;
     use crate::addr::Avma;
     use crate::rng::Rng;
+    use crate::sources::linux::perf::bpf::sample_filter::{self, FilterRule};
 
     const PIECES: i32 = 5;
     const RING: i32 = 6;
@@ -409,7 +403,7 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(FilterRule::OfProcess(70), FIRST, &copy_program(PIECES, RING, SP_AT))
+        sample_filter::program(FilterRule::OfProcess(70), FIRST, &copy_program(PIECES, RING, SP_AT))
     }
 
     /// A sample at `time_ns` of the machine's thread, with this many stack bytes in its record from `sp` on.
@@ -619,7 +613,7 @@ mod tests {
                 return assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
             }
         };
-        let whole = filter_program::program(FilterRule::All, FIRST, &tail.program());
+        let whole = sample_filter::program(FilterRule::All, FIRST, &tail.program());
         bpf_sys::load_program(bpf_sys::ProgramKind::Event, &whole).unwrap();
     }
 }

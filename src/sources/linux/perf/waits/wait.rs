@@ -9,15 +9,15 @@
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
-use super::super::ring::record::SampleId;
 use crate::sources::Capture;
+use crate::sources::linux::perf::ring::SampleId;
 
 /// Loss reason for a wait without a stack.
-pub(in crate::sources::linux::perf) const STACK_DROPPED: &str = "the kernel dropped where a wait began";
+pub(crate) const STACK_DROPPED: &str = "the kernel dropped where a wait began";
 /// Loss reason for a wait of unknown length.
-pub(in crate::sources::linux::perf) const END_DROPPED: &str = "the kernel dropped where a wait ended";
+pub(crate) const END_DROPPED: &str = "the kernel dropped where a wait ended";
 /// Loss reason for a wait that began before the recording, without a stack.
-pub(in crate::sources::linux::perf) const BEGAN_BEFORE: &str = "waited since before the recording";
+pub(crate) const BEGAN_BEFORE: &str = "waited since before the recording";
 /// Loss reason for the wait of a thread that no longer exists.
 const ENDED_UNSEEN: &str = "the kernel dropped that a thread ended";
 
@@ -26,7 +26,7 @@ const EXITED_MAX: usize = 32_768;
 
 /// The stack at which a thread left its CPU.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) enum SwitchStack {
+pub(crate) enum SwitchStack {
     /// Copied by the kernel, or read while the thread still waited.
     Copied(Box<Capture>),
     /// Already reported to the sampler.
@@ -39,7 +39,7 @@ pub(in crate::sources::linux::perf) enum SwitchStack {
 
 /// An event of a thread.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) enum ThreadEvent {
+pub(crate) enum ThreadEvent {
     /// It left its CPU: it waits, or was `preempted` and is ready.
     Out { stack: SwitchStack, preempted: bool },
     /// It got a CPU.
@@ -60,19 +60,19 @@ pub(in crate::sources::linux::perf) enum ThreadEvent {
 
 /// A wait of a thread.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) struct Wait {
+pub(crate) struct Wait {
     /// The thread.
-    pub(in crate::sources::linux::perf) pid: pid_t,
-    pub(in crate::sources::linux::perf) tid: pid_t,
+    pub(crate) pid: pid_t,
+    pub(crate) tid: pid_t,
     /// Start and end (monotonic clock), nanoseconds.
-    pub(in crate::sources::linux::perf) since_ns: u64,
-    pub(in crate::sources::linux::perf) until_ns: u64,
-    pub(in crate::sources::linux::perf) outcome: WaitOutcome,
+    pub(crate) since_ns: u64,
+    pub(crate) until_ns: u64,
+    pub(crate) outcome: WaitOutcome,
 }
 
 /// Outcome of a [`Wait`].
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) enum WaitOutcome {
+pub(crate) enum WaitOutcome {
     /// The thread still waits here; `until_ns` is not known yet.
     Continues(Box<Capture>),
     /// The wait ended, with its stack unless that was reported as [`WaitOutcome::Continues`].
@@ -102,7 +102,7 @@ enum ThreadState {
 
 /// Threads, on or off a CPU.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux::perf) struct WaitTracker {
+pub(crate) struct WaitTracker {
     threads: HashMap<pid_t, ThreadState>,
     /// Also records the time in which threads are ready.
     record_runnable: bool,
@@ -120,7 +120,7 @@ pub(in crate::sources::linux::perf) struct WaitTracker {
 
 impl WaitTracker {
     /// `record_runnable`: also record the time in which threads are ready.
-    pub(in crate::sources::linux::perf) fn new(record_runnable: bool) -> WaitTracker {
+    pub(crate) fn new(record_runnable: bool) -> WaitTracker {
         WaitTracker { record_runnable, ..WaitTracker::default() }
     }
 
@@ -130,12 +130,12 @@ impl WaitTracker {
     }
 
     /// Unused buffers.
-    pub(in crate::sources::linux::perf) fn unused(&mut self) -> impl Iterator<Item = Box<Capture>> {
+    pub(crate) fn unused(&mut self) -> impl Iterator<Item = Box<Capture>> {
         self.unused.drain(..)
     }
 
     /// Applies an event. Times of one thread ascend.
-    pub(in crate::sources::linux::perf) fn push_switch(&mut self, id: SampleId, switch: ThreadEvent) {
+    pub(crate) fn push_switch(&mut self, id: SampleId, switch: ThreadEvent) {
         match switch {
             ThreadEvent::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
             ThreadEvent::In => self.got_cpu(id),
@@ -290,10 +290,7 @@ impl WaitTracker {
 
     /// At the end of a batch, reports open waits, so that their stacks need not be kept. Adds threads with missing
     /// stacks to `lacking`.
-    pub(in crate::sources::linux::perf) fn report_continuing(
-        &mut self,
-        lacking: &mut impl Extend<(pid_t, pid_t)>,
-    ) {
+    pub(crate) fn report_continuing(&mut self, lacking: &mut impl Extend<(pid_t, pid_t)>) {
         for (pid, tid) in self.left.drain(..) {
             let Some(ThreadState::OffCpu(off_cpu)) = self.threads.get_mut(&tid) else { continue };
             match std::mem::replace(&mut off_cpu.stack, SwitchStack::Reported) {
@@ -313,11 +310,7 @@ impl WaitTracker {
     }
 
     /// Ends open waits at the end of the recording, of threads that still exist.
-    pub(in crate::sources::linux::perf) fn end(
-        &mut self,
-        until_ns: u64,
-        is_there: impl Fn(pid_t, pid_t) -> bool,
-    ) {
+    pub(crate) fn end(&mut self, until_ns: u64, is_there: impl Fn(pid_t, pid_t) -> bool) {
         for (tid, state) in std::mem::take(&mut self.threads) {
             let ThreadState::OffCpu(off_cpu) = state else { continue };
             // A thread without a switch or a poll may have run.

@@ -1,7 +1,7 @@
 //! Registers and system calls of a thread that runs aarch64 code.
 
-use super::restart::{EINTR, is_restartable};
 use super::syscall_restart::{CallSite, Calls};
+use super::{EINTR, is_restartable};
 use crate::arch::{Aarch64, Registers};
 use crate::sources::linux::ptrace::sys::RawRegisters;
 use crate::sources::linux::ptrace::timed_wait::TimedWait;

@@ -1,6 +1,6 @@
 //! Registers and system calls of a thread that runs 32-bit Arm code, on aarch64.
 
-use super::restart::EINTR;
+use super::EINTR;
 use super::syscall_restart::{CallSite, Calls};
 use crate::arch::{Arm, Registers};
 use crate::sources::linux::ptrace::timed_wait::TimedWait;

@@ -1,7 +1,7 @@
 //! Registers and system calls of a thread that runs i386 code, on x86_64.
 
-use super::restart::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND};
 use super::x86_64::{CALL_BYTES, Calls, RestartState};
+use super::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND};
 use crate::arch::{Registers, X86};
 use crate::sources::linux::ptrace::sys::RawCompat;
 use crate::sources::linux::ptrace::timed_wait::{TimedWait, WaitCall};

@@ -7,7 +7,7 @@ use crate::sources::linux::proc;
 
 /// State of a thread's calls that is not in its registers.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux::ptrace) struct Calls {
+pub(crate) struct Calls {
     /// The call in which it waited before the stop request.
     waits: Option<proc::BlockedCall>,
     /// Program counter and first argument of a restarted call.
@@ -36,7 +36,7 @@ impl Calls {
 
     /// Called before a stop request to a thread that may be waiting.
     #[cfg(target_arch = "aarch64")]
-    pub(in crate::sources::linux::ptrace) fn before_stop(&mut self, tid: libc::pid_t) {
+    pub(crate) fn before_stop(&mut self, tid: libc::pid_t) {
         self.waits = std::fs::read(format!("/proc/{tid}/syscall")).ok().and_then(|text| proc::waiting(&text));
     }
 

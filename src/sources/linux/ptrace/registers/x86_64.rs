@@ -1,20 +1,20 @@
 //! Registers and system calls of a thread that runs x86_64 code.
 
-use super::restart::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, is_restartable};
+use super::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, is_restartable};
 use crate::arch::{Registers, X86_64};
 use crate::sources::linux::ptrace::sys::RawRegisters;
 use crate::sources::linux::ptrace::timed_wait::{TimedWait, WaitCall};
 
 /// The call that a thread restarts.
 #[derive(Debug, Default)]
-pub(in crate::sources::linux::ptrace) struct Calls {
+pub(crate) struct Calls {
     /// State before the restart: address of the `syscall`, stack pointer, call number.
     again: Option<(u64, u64, u64)>,
 }
 
 impl Calls {
     /// Called before a stop request to a thread that may be waiting.
-    pub(in crate::sources::linux::ptrace) fn before_stop(&mut self, _tid: libc::pid_t) {}
+    pub(crate) fn before_stop(&mut self, _tid: libc::pid_t) {}
 
     /// Records that a thread will restart the call that it is stopped after, and its state then.
     pub(super) fn makes_again(&mut self, pc: u64, sp: u64, number: u64) {

@@ -1,6 +1,6 @@
 //! Rows: facts and the line for them.
 
-use super::super::facts::TargetFacts;
+use super::TargetFacts;
 use super::*;
 
 const DOCKER: CapabilitySet = CapabilitySet(0xa804_25fb);

@@ -2,7 +2,7 @@
 
 use super::super::super::bpf::instructions::machine::Machine;
 use super::super::Header;
-use super::super::functions::FUNCTIONS;
+use super::super::allocator::FUNCTIONS;
 use super::*;
 
 const SHARED: Shared =
@@ -32,7 +32,7 @@ fn named(name: &str) -> (usize, ProbedFunction) {
 
 /// Runs a program with this stack pointer, these arguments or this result.
 fn run(machine: &mut Machine, sp: u64, arguments: &[u64], result: u64, program: &[u64]) {
-    let mut words = vec![0; thread_registers::COUNT];
+    let mut words = vec![0; super::COUNT];
     for (number, argument) in arguments.iter().enumerate() {
         words[argument_offset(number) as usize / 8] = *argument;
     }

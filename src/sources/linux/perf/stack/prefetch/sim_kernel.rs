@@ -2,12 +2,12 @@
 //! ring, and the source's handling of the records. Input: lists, and interrupted threads. Output: the ranges of
 //! their samples.
 
-use super::super::super::bpf::filter_program::{self, FilterRule};
 use super::super::super::bpf::instructions::machine::Machine;
 use super::super::super::bpf::memory_copies::Copies;
-use super::super::super::ring::record::SampleId;
 use super::{HEADER_BYTES, add_prefetched, list_bytes, read_program};
 use crate::sources::Capture;
+use crate::sources::linux::perf::bpf::sample_filter::{self, FilterRule};
+use crate::sources::linux::perf::ring::SampleId;
 
 const LISTS: i32 = 5;
 const RING: i32 = 6;
@@ -28,7 +28,7 @@ impl SimKernel {
         // The machine recognizes a map by its contents.
         machine.lists.push((LISTS, u32::MAX, list_bytes(&[]).to_vec()));
         let rule = FilterRule::OfProcess(pid.cast_signed());
-        let program = filter_program::program(rule, NAMESPACE, &read_program(LISTS, RING, None));
+        let program = sample_filter::program(rule, NAMESPACE, &read_program(LISTS, RING, None));
         SimKernel { machine, program, copies: Copies::default() }
     }
 
