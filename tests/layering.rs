@@ -358,7 +358,7 @@ fn too_long_or_without_purpose(path: &str, text: &str) -> Vec<String> {
 
 /// Unit tests in a file of their own, or in a folder of such.
 fn is_test_file(path: &str) -> bool {
-    path.starts_with("src/") && (path.ends_with("/tests.rs") || path.contains("/tests/"))
+    path.starts_with("src/") && (path.ends_with("tests.rs") || path.contains("/tests/"))
 }
 
 // ---- reading Rust, as far as the rules need it
@@ -392,7 +392,7 @@ fn tokens(text: &str) -> Vec<Token<'_>> {
                 braces.push(module);
             }
             let inline_modules = braces.iter().flatten().count();
-            let in_tests = braces.iter().flatten().any(|name| *name == "tests");
+            let in_tests = braces.iter().flatten().any(|name| name.ends_with("tests"));
             found.push(Token { text: piece, line, inline_modules, in_tests });
             if piece == "}" {
                 braces.pop();

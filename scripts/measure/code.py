@@ -13,7 +13,7 @@ Lines of code are lines that are neither blank nor comments. Tests are what only
 files and all that they declare; simulated worlds (modules `sim`, `sim_…` and `simulated_…`), though a target
 `sim:SEED` is in the program; tests/ and scripts/.
 
-Gates nothing. Circles of files are what tests/circles.rs fails on.
+Gates nothing.
 """
 
 import io

@@ -1,8 +1,8 @@
 //! The command line: the only module that prints or knows exit codes.
 //!
 //! `args.rs` parses the arguments into validated values, `messages.rs` writes to the terminal, `summary.rs`,
-//! `hints.rs` and `stats.rs` report on a finished recording, `heap.rs` on a heap recording, `progress.rs` on a running
-//! one, `outputs.rs` writes profiles, `symbolication.rs` has the symbol options. `record.rs`, `dump.rs`, `addresses.rs`,
+//! `hints.rs` and `stats.rs` report on a finished recording, `heap.rs` on a heap recording, `messages.rs` on a running
+//! one, `outputs.rs` writes profiles, `flags.rs` has the symbol options. `record.rs`, `dump.rs`,
 //! `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands; `saved_files.rs`
 //! reads profiles.
 

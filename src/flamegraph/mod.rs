@@ -3,7 +3,7 @@
 //! Same input, same bytes: colors come from names and weights, the order from the caller. Frames
 //! that are too narrow are left out before drawing (`layout.rs`); inferno draws numbered frames,
 //! and `labels.rs` replaces the numbers with names and tooltips. `page.js` keeps the heading in the
-//! window and opens the page at the root; `levels.rs` reports where it is thin. Not for empty
+//! window and opens the page at the root; `layout.rs` reports where it is thin. Not for empty
 //! profiles: the caller reports those as "nothing was sampled".
 
 mod labels;

@@ -6,7 +6,7 @@
 //! The runs themselves are the model of noise. The observed change is removed from them, they are divided
 //! again into base and new in up to [`TRIALS_MAX`] permutations, a growth is added to the new side, and the
 //! conditions of `judge.rs` are applied: the limit, `min_share`, and the statistics beyond the critical
-//! values of the permutation tests. With too few runs for a test the rule of `few_runs.rs` replaces them.
+//! values of the permutation tests. With too few runs for a test the rule of `judge.rs` replaces them.
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@
 //!
 //! JIT code is replaced without notification. So bytes are read when a walk first needs them and are valid for
 //! that walk only. The walker caches its conclusions; every [`KEPT_NS`] the bytes that they depend on are read
-//! again (`dependencies.rs`), and conclusions on changed code are dropped. Nothing is read while a thread is
+//! again, and conclusions on changed code are dropped. Nothing is read while a thread is
 //! stopped.
 
 use std::cell::{Cell, RefCell};

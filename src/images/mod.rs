@@ -1,7 +1,7 @@
 //! The images of processes over time, and JIT code. Input: mappings and bytes. Output: image and Svma of an
 //! address, rows and functions. `history.rs`: the image of an address (`space.rs`: one address space, `image.rs`:
 //! one image); `frames.rs`: facts about frames from images; `jit.rs`: JIT code; `gdb_jit.rs`: JIT code that its
-//! compiler registered; `loader.rs`: libraries loaded and unloaded; `view.rs`: the current images of one process; `code.rs`: the walker's view of all of
+//! compiler registered; `history.rs`: libraries loaded and unloaded; `code.rs`: the current images of one process; `code.rs`: the walker's view of all of
 //! these.
 //!
 //! Pure: no OS calls, no clock. Not for: names (see `symbol`).

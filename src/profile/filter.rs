@@ -3,7 +3,7 @@
 //!
 //! Input: a [`SavedProfile`] and conditions on names. Output: a [`SavedProfile`] with the remaining stacks, and
 //! the counts left after each condition. Names are those of folded text; each is tested once,
-//! however many stacks have it (`filter/judge.rs`). Not for: the syntax of the conditions.
+//! however many stacks have it. Not for: the syntax of the conditions.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -6,7 +6,7 @@
 //! rules. `fp/` follows frame records, `flow/` instructions. `processor.rs` describes a processor, and each has a
 //! folder: `x86_64/`, `x86/` (i386), `aarch64/`, `arm/`; the first two share `intel/`. `runtimes/` has the
 //! conventions of language runtimes and C libraries. `code.rs` and `input.rs` are the input of a walk; `frames.rs`
-//! and `stack_end.rs` are its result.
+//! and `frames.rs` are its result.
 
 pub(super) mod aarch64;
 mod arm;

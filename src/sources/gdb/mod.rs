@@ -1,9 +1,9 @@
 //! A target behind a stub of the gdb remote protocol: QEMU, OpenOCD, J-Link, gdbserver, lldb-server, Apple's
 //! debugserver. Compiled on all systems.
 //!
-//! `transport.rs` has the bytes, `packet.rs` their encoding, `link.rs` ordered packets, `session.rs` requests
-//! and replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` and `remote_files.rs` build on
-//! these. `description.rs` and `layout.rs` describe the target; `maps.rs`, `mach_images.rs` and `images.rs`
+//! `transport.rs` has the bytes, `link.rs` their encoding, `link.rs` ordered packets, `session.rs` requests
+//! and replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` build on
+//! these. `description.rs` and `layout.rs` describe the target; `images.rs` and `images.rs`
 //! its mappings; `waits.rs` decides which threads wait; `tasks/` finds the tasks of an operating system that
 //! the stub does not know. `stops.rs` makes the captures, `target.rs` implements the sampler's trait. `heap/`
 //! traces an allocator with breakpoints; a CPU recording sets none, and neither writes memory or registers.

@@ -75,7 +75,7 @@ impl Features {
     }
 }
 
-/// A connected stub. See `run.rs` for stops, `threads.rs`, `memory.rs` and `remote_files.rs` for requests.
+/// A connected stub. See `run.rs` for stops, `threads.rs`, `memory.rs` for requests.
 pub(super) struct Stub {
     pub(super) link: Link,
     pub(super) offers: Features,

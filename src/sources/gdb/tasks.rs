@@ -2,7 +2,7 @@
 //! names, the running one, and the registers of the others.
 //!
 //! Input: the kernel's variables (`kernel.rs`) and the memory of a stopped target; hostile, so lists are
-//! bounded, and invalid ones are ignored. Output: tasks and registers (`context.rs`). A list being changed at
+//! bounded, and invalid ones are ignored. Output: tasks and registers. A list being changed at
 //! a stop may lack some: a task is dropped when it is missing twice.
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Explains why a process cannot be attached or sampled, and what to do about it.
 //!
 //! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons; the user needs
-//! the actual one and the command that changes it: `facts.rs` observes, `causes.rs` is the table of causes.
+//! the actual one and the command that changes it: `refusal/causes.rs` observes, `causes.rs` is the table of causes.
 
 mod causes;
 

@@ -3,9 +3,9 @@
 //! `kernel.rs` is the interface to the system, with `layout.rs` for the structures that it fills; `xnu.rs`
 //! implements it on Apple systems, and tests provide a simulated one. Everything else uses that interface,
 //! and is compiled and tested on all systems: `attach.rs` and `refusal.rs` (begin, or why not), `target.rs`
-//! (order of polls, stops and `events.rs`), `bsd_process.rs` (what outlives an exec), `task.rs` (what does not),
-//! `polls.rs` (when to list threads), `stops.rs` and `on_cpu.rs` (the stops), `threads.rs`, `hold.rs`,
-//! `state.rs`, `stack.rs` (one thread at a time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs`
+//! (order of polls, stops and `target.rs`), `task.rs` (what outlives an exec), `task.rs` (what does not),
+//! `target.rs` (when to list threads), `stops.rs` and `on_cpu.rs` (the stops), `threads.rs`, `stops.rs`,
+//! `state.rs`, `stack.rs` (one thread at a time), `dyld.rs`, `images.rs` and `jit.rs` (code), `threads.rs`
 //! (names), `memory.rs` and `clock.rs`. `swift.rs` is the system's demangler. `heap/` has the allocations of a
 //! command, for which no task port is needed.
 

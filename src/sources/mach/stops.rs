@@ -1,4 +1,4 @@
-//! Stops: the whole task is held (see `hold.rs`) while registers and stacks of a few threads are copied.
+//! Stops: the whole task is held while registers and stacks of a few threads are copied.
 //! Everything possible is read before, or else after. Input: requests. Output: a capture for each, or why not.
 
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! A process that is sampled through its task port: polls, stops and events in the order of [`Target::next`].
 //!
 //! There are no notifications of threads that start or exit, exec and exit: listing the threads before ticks
-//! shows them (see `polls.rs`). `stops.rs` stops and copies threads.
+//! shows them. `stops.rs` stops and copies threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 //! A list is an array in our memory and a reference to a port for each thread: the array is freed at once,
 //! and so is every reference except one for each known thread. While that one is kept its name means this
 //! thread; once freed it may mean another one. So a thread is identified by its `thread_id`. Reading it takes
-//! a call per thread, so a list is read in pieces (see `polls.rs`).
+//! a call per thread, so a list is read in pieces (see `target.rs`).
 
 use hashbrown::HashMap;
 

@@ -1,7 +1,7 @@
 //! Opens files that a target names: images, debug files, object files, maps and dumps of JIT compilers.
 //! Input: a hostile path from the target. Output: an open regular file, or an error.
 //!
-//! A path is resolved below the target's root (`resolve.rs`). The type is checked before the open: only
+//! A path is resolved below the target's root (`linux.rs`). The type is checked before the open: only
 //! regular files on file systems for files (`file_system.rs`) are opened, never a pipe, device or socket.
 //! This runs in a worker thread with a time limit (`wait.rs`), which also copies files with pages that may
 //! never arrive; or in a forked child if a hanging thread could not be ended (`child_process.rs`). Not for files that

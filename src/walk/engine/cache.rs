@@ -51,7 +51,7 @@ pub(crate) struct UnusualRule<P: Unwind> {
     pub switch: FrameSwitch,
     /// A signal trampoline: handlers return there, and it calls nothing.
     pub is_trampoline: bool,
-    /// Whether other evidence must confirm the caller (`intel/call_check.rs`).
+    /// Whether other evidence must confirm the caller (`intel/call.rs`).
     pub proof: Proof,
 }
 
@@ -177,7 +177,7 @@ impl<P: Unwind> Cache<P> {
 }
 
 // ---- The rule for the caller of a frame, packed, so that a table of many addresses is small. Input: rows; output:
-// [`Rule`]. x86_64 packs tighter (`x86_64/rule.rs`).
+// [`Rule`]. x86_64 packs tighter (`x86_64/cache.rs`).
 
 /// An ordinary row saves at most x19 to x29 of aarch64; the return address is separate.
 const SAVED_MAX: usize = 11;
@@ -258,7 +258,7 @@ pub(crate) struct Rule {
 const _: () = assert!(size_of::<Rule>() <= 64);
 
 // ---- Rows by the paths from a function's entry, the target of a call: they show where the callee's frame must be
-// (see `intel/call_check.rs`). Cached, since the same calls occur on most stacks. Void when the images change,
+// (see `intel/call.rs`). Cached, since the same calls occur on most stacks. Void when the images change,
 // except for rows of files, which processes share.
 
 /// Limit on cached rows.

@@ -150,7 +150,7 @@ fn written_return_address<P: Processor>(sp: Avma, cfa: Avma, stack: StackBytes<'
 // musl thread ends in a noreturn call, and has no unwind information. Every frame between it and the code that
 // ends the thread would have a return address on the stack. So if the first return address above is the one into
 // that code, it is the frame's own, and no frame is missing. Input: the frame, the copied stack; output: its
-// caller. Not for: other scans, which prove nothing (`x86_64/scan.rs`).
+// caller. Not for: other scans, which prove nothing (`x86_64/unwinder.rs`).
 
 /// Largest frame of this function, which saves few registers.
 const BYTES_MAX: u64 = 512;

@@ -109,7 +109,7 @@ struct UnusualRule {
     switch: FrameSwitch,
     /// A return address without a call: it calls nothing.
     not_called: bool,
-    /// Whether other evidence must confirm the caller (`call_check.rs`).
+    /// Whether other evidence must confirm the caller (`intel/call.rs`).
     proof: Proof,
     /// In the first function of a fiber.
     fiber: bool,

@@ -1,5 +1,5 @@
 //! Walking on x86_64. `unwinder.rs` walks by unwind information and code, `leaf.rs` finds the leaf's caller for
-//! walks by frame pointers; `rule.rs` packs rules for callers, `cache.rs` stores them by address, `frame.rs` makes
+//! walks by frame pointers; `cache.rs` packs rules for callers, `cache.rs` stores them by address, `unwinder.rs` makes
 //! the step; `start.rs` and `record.rs` recognize start code and prologues. `intel/` has the code shared with
 //! i386: instructions, calls, code without unwind information. The other files are about code that only this
 //! processor's programs have.

@@ -6,10 +6,10 @@
 //! walk is complete only at the thread's known first function. Facts about addresses are cached (`cache.rs`),
 //! since the same ones recur on stacks.
 //!
-//! Nearly all rows have a CFA relative to rsp or rbp (`rule.rs`), so `Unwinder::run` carries only these two and
+//! Nearly all rows have a CFA relative to rsp or rbp (`cache.rs`), so `Unwinder::run` carries only these two and
 //! the address. The few others, in lazy binding, signal frames and realigned stacks, use other registers or
 //! expressions (`expression.rs`). When a run meets one, its steps are repeated from its first frame with all
-//! registers (`frame.rs`). That happens only once per step, since the next run begins after it.
+//! registers. That happens only once per step, since the next run begins after it.
 
 #[cfg(test)]
 mod hostile;
@@ -254,7 +254,7 @@ impl Unwinder {
     }
 
     /// Whether a thread is still where the kernel created it, and continues in its first function
-    /// (`intel/new_thread.rs`).
+    /// (`intel/prologue.rs`).
     fn is_new_thread(&mut self, registers: &X86_64, input: &Input<'_>) -> bool {
         const RAX: usize = 0;
         let first = prologue::entry::<X86_64>(Avma(registers.rip), registers.gpr[RAX], input.code);
@@ -671,7 +671,7 @@ impl Frame {
 // none.
 //
 // Stale words look like live ones. So a word counts only if its call leads to the address where the walk is stuck
-// (`call_check.rs`), and if the walk continues from it to the thread's first function without a second scan; and
+// (`intel/call.rs`), and if the walk continues from it to the thread's first function without a second scan; and
 // the stack is still reported separately ([`StackEnd::StackScan`]).
 
 /// Distance above the stack pointer that is searched for a return address.

@@ -520,7 +520,7 @@ impl Slabs<'_> {
             8 => self.array(bytes, out, i64::from_le_bytes),
             9 => self.array(bytes, out, u64::from_le_bytes),
             10 if depth < JSON_DEPTH_MAX => self.json(bytes, depth, out),
-            10 => Err(format!("slabs of JSON name one another more than {DEPTH_MAX} deep").into()),
+            10 => Err(format!("slabs of JSON name one another more than {JSON_DEPTH_MAX} deep").into()),
             _ => Err(format!("slab {slab} is of an unknown kind, {kind}").into()),
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! Of several values of a sample the profile's default type is used, else the last, as in `go tool pprof`;
 //! times become samples if they are whole periods of that time, or if the profile counts samples. Frames that
-//! the profile says to drop are dropped (`prune.rs`). The process is named by the labels that stackprof
+//! the profile says to drop are dropped. The process is named by the labels that stackprof
 //! writes, else by the first mapping, which is the program.
 
 use std::borrow::Cow;

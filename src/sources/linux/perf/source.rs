@@ -605,7 +605,7 @@ impl ProcessExits {
 // ---- Reads rings between the events of a batch: a walk may take long, with images not yet read, and longest on a
 // loaded machine.
 //
-// Input: time. Output: records in the queue of the next batch (`stack/read_ahead.rs` limits them), and resident
+// Input: time. Output: records in the queue of the next batch (`stack/stacks.rs` limits them), and resident
 // pages of files within their bound.
 
 impl PerfSource {

@@ -1,4 +1,4 @@
-//! The runtime of Go: goroutines (`x86_64.rs`, `aarch64.rs`) and its vDSO calls (`vdso_call.rs`).
+//! The runtime of Go: goroutines (`x86_64.rs`, `aarch64.rs`) and its vDSO calls.
 
 pub(crate) mod aarch64;
 pub(crate) mod x86_64;

@@ -4,7 +4,7 @@
 //! same events with the CPU time of their threads, and lost time by cause.
 //!
 //! The CPU clock of a process counts what all of its threads use. The samples of a process share what it used since
-//! the batch before (`share.rs`), so counts add up to CPU seconds × hz, the time of threads that ended before a
+//! the batch before (`process_clock.rs`), so counts add up to CPU seconds × hz, the time of threads that ended before a
 //! sample included. The samples of a process that started since then weigh one period each: over many short processes
 //! that adds up, those without a sample included. Invariant, for each process with a readable clock: weights +
 //! losses = what its clock counted.

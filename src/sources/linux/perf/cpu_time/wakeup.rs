@@ -1,6 +1,6 @@
 //! CPU time that a process is charged before its threads run, and samples that carry it.
 //!
-//! Input: measurements of intervals (`wakeup_latency.rs`), and the CPU time of each batch. Output: the part that
+//! Input: measurements of intervals, and the CPU time of each batch. Output: the part that
 //! the samples of the batch share, and stacks with weights for the rest. All time counts exactly once.
 
 #[cfg(test)]

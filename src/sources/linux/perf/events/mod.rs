@@ -8,7 +8,7 @@
 //!
 //! A third event per CPU writes into the same ring, samples threads that leave their CPU, and records context
 //! switches. If waits are recorded it is always on, and with waits alone the first one only counts. Otherwise it is
-//! enabled at intervals (`cpu_time/wakeup_latency.rs`).
+//! enabled at intervals (`cpu_time/wakeup.rs`).
 //!
 //! Without these rights, for the threads of some processes ([`options::Scope::Threads`]): an event for each thread
 //! and CPU, inherited by new threads and processes; one ring per CPU, which all share.

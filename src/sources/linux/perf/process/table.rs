@@ -1,7 +1,7 @@
 //! The process stage: the known processes, and what events report about them.
 //!
 //! Input: events in time order, and /proc; output: the events of selected processes. A process is selected or
-//! excluded when first seen. After lost records, /proc is read again (`rescan.rs`). An ended process is kept for
+//! excluded when first seen. After lost records, /proc is read again. An ended process is kept for
 //! some batches: its records may arrive late.
 
 use std::collections::{BTreeMap, VecDeque};
