@@ -76,7 +76,7 @@ impl Segment {
 /// The part of an ELF file that is needed to locate addresses in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elf {
-    /// `e_machine`, one of the constants in [`machine`].
+    /// `e_machine`, one of the constants `EM_…` below.
     pub machine: u16,
     /// Whether the file has class `ELFCLASS64`.
     pub is_64: bool,

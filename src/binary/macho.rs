@@ -3,8 +3,8 @@
 //!
 //! Input: little-endian Mach-O, 64-bit or i386; every byte is hostile. Only the header and the load commands are
 //! read, so the first `32 + sizeofcmds` bytes of an image in a target's memory are enough. Output: a small owned
-//! summary. Not for: symbols (see `symbol::table`), unwind tables (see [`unwind`]), fixups, fat files (see
-//! [`fat`]).
+//! summary. [`choose`] finds one image in a fat file. Not for: symbols (see `symbol::table`), unwind tables (see
+//! [`unwind`]), fixups.
 //!
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 

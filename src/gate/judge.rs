@@ -15,7 +15,7 @@
 //! - Growth of functions is *moved* cost if the functions that changed gained nothing together,
 //!   or what the functions call fell, or the rest of the program did, by at least half as much.
 //!
-//! With too few runs for a test see [`few_runs`].
+//! Too few runs for a test: only growth in every run, beyond a fixed noise floor, fails.
 
 use super::interval::{Gain, Noise, change, in_cpu, interval};
 use super::measurements::{FunctionSamples, Measurements};

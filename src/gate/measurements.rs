@@ -376,7 +376,7 @@ pub enum Incomparable {
         /// Its samples.
         samples: u64,
     },
-    /// A run lost more than [`LOST_MAX`](crate::diff::compare::LOST_MAX).
+    /// A run lost more than [`LOST_MAX`].
     Lost {
         /// The run.
         run: String,
@@ -433,7 +433,7 @@ pub enum Incomparable {
     DurationUnknown(String),
     /// A run was cut out of a recording.
     Cut(String),
-    /// A run has less than [`TRUNCATED_BELOW`](TRUNCATED_BELOW) of the median.
+    /// A run has less than [`TRUNCATED_BELOW`] of the median.
     CutShort {
         /// The run.
         run: String,

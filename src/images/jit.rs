@@ -575,7 +575,7 @@ impl fmt::Debug for CodeMemory<'_> {
 // before it is repeated.
 
 /// Bytes are read in blocks of this size, a power of two; more than a walker decodes from one address (see
-/// [`Code::note_search`](crate::walk::Code::note_search)).
+/// [`Code::note_search`]).
 const BLOCK_BYTES: u64 = 8 << 10;
 /// Limit on blocks that one walk reads, two at once, before it is repeated: enough code for a deep stack.
 const REQUEST_BLOCKS_MAX: usize = 512;

@@ -358,7 +358,7 @@ impl fmt::Debug for SavedProfile {
 
 // ---- The frames of saved stacks, as indexes into the profile's tables.
 
-/// A frame of a stack of a [`SavedProfile`](super::SavedProfile).
+/// A frame of a stack of a [`SavedProfile`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StackFrame {
     /// Root of the stack: an index into [`SavedProfile::roots`](super::SavedProfile::roots).

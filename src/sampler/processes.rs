@@ -52,7 +52,7 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    /// A single process with index [`FIRST`](super::FIRST) and this program index.
+    /// A single process with index [`FIRST`] and this program index.
     pub(super) fn new(pid: u32, program: u32) -> Processes {
         let facts = FileFacts::default();
         Processes {
