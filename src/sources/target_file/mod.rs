@@ -24,9 +24,10 @@ pub use self::file::LocalFiles;
 pub(super) use self::file::{LocalReader, with_local};
 #[cfg(target_os = "linux")]
 pub(super) use self::linux::Links;
+#[cfg(target_os = "linux")]
 pub(super) use file::TargetFile;
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Root, open_linked, own_root};
 #[cfg(target_os = "linux")]
-pub(super) use wait::end_idle_workers;
-pub(super) use wait::{Copying, FileLocation, Patience};
+pub(super) use wait::{Copying, end_idle_workers};
+pub(super) use wait::{FileLocation, Patience};
