@@ -1,6 +1,7 @@
 //! Names of the files that the process shares with stackprof, their directory, and memory for reading files.
 #![allow(unsafe_code)]
 
+use super::shared_memory::Refusal;
 use super::system::Directory;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -57,6 +58,14 @@ pub fn note_identity(directory: &Directory) -> Option<()> {
         at.store(number, Ordering::Relaxed);
     }
     Some(())
+}
+
+/// Why there is no ring.
+pub enum RingError {
+    /// A file with this name exists.
+    Exists,
+    /// Another reason.
+    Refused(Refusal),
 }
 
 /// A part of a file name.

@@ -5,13 +5,14 @@
 //! allocates may hold another one that a thread in dyld waits for. A child of fork inherits the lines.
 #![allow(unsafe_code)]
 
-use super::files::FileName;
+use super::files::{FileName, file_name, open_directory, release_buffer, take_buffer};
 use super::process;
+use super::shared_memory::MAPS_PREFIX;
 use super::shared_memory::image_line::{CACHE, LOADED, PATH_MAX, UNLOADED};
 use super::system;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 /// Size of the memory for lines: some ten thousand images. Pages that are not used take no memory.
 const SIZE: usize = 4 << 20;
@@ -209,7 +210,7 @@ unsafe fn list(header: &Header, path: *const u8) {
         line.byte(if byte == b'\n' { b'?' } else { byte });
     }
     line.commit();
-    process::append_images();
+    append_images();
 }
 
 extern "C" fn unloaded(header: &Header, _: isize) {
@@ -217,22 +218,14 @@ extern "C" fn unloaded(header: &Header, _: isize) {
         line.number(core::ptr::from_ref(header) as u64, 16);
         line.commit();
         // dyld unmaps it after this call.
-        UNLOADS.fetch_add(1, Ordering::SeqCst);
-        process::append_images();
+        process::UNLOADS.fetch_add(1, Ordering::SeqCst);
+        append_images();
     }
-}
-
-/// Lines of unloaded images.
-static UNLOADS: AtomicU32 = AtomicU32::new(0);
-
-/// Images that have been unloaded.
-pub fn begun() -> u32 {
-    UNLOADS.load(Ordering::Acquire)
 }
 
 /// `Allocation::images` of an allocation now.
 pub fn images(_: system::Thread) -> u32 {
-    begun()
+    process::UNLOADS.load(Ordering::Acquire)
 }
 
 /// What load commands say of an image.
@@ -302,11 +295,23 @@ pub fn write(directory: &system::Directory, name: &FileName) {
 }
 
 /// Appends the lines that are not in the file. One thread at a time.
-pub fn append(directory: &system::Directory, name: &FileName) {
+fn append(directory: &system::Directory, name: &FileName) {
     let written = WRITTEN.load(Ordering::Relaxed);
     let new = lines(written);
     if !new.is_empty() {
         directory.append(name, false, new);
         WRITTEN.store(written + new.len(), Ordering::Relaxed);
     }
+}
+
+/// Images were loaded or unloaded: appends that to the image list of the ring.
+pub fn append_images() {
+    let Some(ring) = process::ring() else { return };
+    if let Some(directory) = open_directory()
+        && take_buffer().is_some()
+    {
+        append(&directory, &file_name(&process::ring_name(MAPS_PREFIX)));
+        release_buffer();
+    }
+    ring.header().unloads.fetch_max(process::UNLOADS.load(Ordering::Acquire).into(), Ordering::SeqCst);
 }

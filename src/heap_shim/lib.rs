@@ -16,31 +16,25 @@
 //! interval    when the next sample is due           shared_memory   layout, shared with stackprof
 //! files       names of the shared files
 //! filter_code whether the program may restrict its system calls unseen                        (Linux)
-//! images      the image list                                                                  (macOS)
+//! images      which list of images holds the code of a sample                                 (by system)
 //! mappings    anonymous mappings (Linux)
-//! unloads     which list of images holds the code of a sample                                 (Linux)
-//! dlclose     images are listed before they are unloaded                                      (Linux)
 //! ```
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
+#![allow(unsafe_code)]
 
-#[cfg(not(target_vendor = "apple"))]
-#[path = "system/linux.rs"]
-mod system;
-#[cfg(target_vendor = "apple")]
-#[path = "system/macos.rs"]
+#[cfg_attr(not(target_vendor = "apple"), path = "system/linux.rs")]
+#[cfg_attr(target_vendor = "apple", path = "system/macos.rs")]
 mod system;
 
 mod block_set;
-#[cfg(not(target_vendor = "apple"))]
-mod dlclose;
 #[path = "entry/functions.rs"]
 mod entry;
 mod files;
 #[cfg(not(target_vendor = "apple"))]
 mod filter_code;
-#[cfg(target_vendor = "apple")]
-#[path = "images_macos.rs"]
+#[cfg_attr(not(target_vendor = "apple"), path = "images_linux.rs")]
+#[cfg_attr(target_vendor = "apple", path = "images_macos.rs")]
 mod images;
 mod interval;
 #[cfg(not(target_vendor = "apple"))]
@@ -48,22 +42,24 @@ mod mappings;
 #[cfg(not(target_vendor = "apple"))]
 mod mmap_calls;
 mod process;
-#[cfg(not(target_vendor = "apple"))]
-mod real;
-#[cfg(target_vendor = "apple")]
-#[path = "real_macos.rs"]
+#[cfg_attr(target_vendor = "apple", path = "real_macos.rs")]
 mod real;
 mod request;
 mod ring;
-mod ring_state;
 mod sample;
 #[allow(dead_code)] // each of the two programs uses a part
 mod shared_memory;
-#[cfg(not(target_vendor = "apple"))]
-mod unloads;
 
 /// Nothing here panics, and malloc cannot report a panic: the thread stops at once.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    system::trap()
+    loop {
+        // SAFETY: an invalid instruction: SIGILL or SIGTRAP.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("ud2");
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("brk #1");
+        }
+    }
 }

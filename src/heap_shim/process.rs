@@ -6,14 +6,13 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{BlockSet, FILTER_SIZE};
-use super::files::{self, BUFFER_SIZE, Part, file_name, name, open_directory, release_buffer, take_buffer};
-#[cfg(target_vendor = "apple")]
-use super::images::begun;
+use super::files::{
+    self, BUFFER_SIZE, Part, RingError, file_name, name, open_directory, release_buffer, take_buffer,
+};
 use super::interval::{Random, draw};
 #[cfg(not(target_vendor = "apple"))]
 use super::mappings::MappingTable;
-use super::ring::{NoRoom, Reservation, Ring};
-use super::ring_state::RingState;
+use super::ring::{NoRoom, Reservation, Ring, RingState};
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DATA_SIZE_MAX, DATA_SIZE_MIN, DIRECTORY_VARIABLE,
@@ -21,8 +20,6 @@ use super::shared_memory::{
     piece_size,
 };
 use super::system;
-#[cfg(not(target_vendor = "apple"))]
-use super::unloads::{self, Unload, begun};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -70,12 +67,25 @@ const YIELDS_MAX: u32 = 200;
 /// Nonzero: the process restricts its system calls (seccomp), and calls by the shim could kill it.
 static FILTERED: AtomicU32 = AtomicU32::new(0);
 
+/// Unloads of images that have begun.
+pub static UNLOADS: AtomicU32 = AtomicU32::new(0);
+
 /// Settings of a recorded process.
 #[derive(Clone, Copy)]
 pub struct Settings {
     control: &'static Control,
     /// Mean number of bytes between samples.
     pub mean_bytes: u64,
+}
+
+/// Value of an environment variable.
+pub enum Variable {
+    /// There is no environment yet: libc or, with dyld, this library is not initialized.
+    NotYet,
+    /// It is not set.
+    Absent,
+    /// A C string.
+    Present(*const u8),
 }
 
 /// What a thread can do now.
@@ -135,9 +145,9 @@ fn set_up() -> u32 {
         return BUSY;
     }
     let state = match system::variable(DIRECTORY_VARIABLE) {
-        system::Variable::NotYet => NOT_BEGUN,
-        system::Variable::Absent => OFF,
-        system::Variable::Present(value) => {
+        Variable::NotYet => NOT_BEGUN,
+        Variable::Absent => OFF,
+        Variable::Present(value) => {
             // SAFETY: strings of the environment end with zero.
             if unsafe { read_control(value) }.is_some() { READY } else { OFF }
         }
@@ -371,7 +381,7 @@ impl Settings {
         }
         // Another thread may have loaded some meanwhile.
         #[cfg(target_vendor = "apple")]
-        append_images();
+        super::images::append_images();
         ring()
     }
 
@@ -402,9 +412,9 @@ impl Settings {
         let mut sequence = 0;
         let mapped = loop {
             match directory.make_ring(&file_name(&name(RING_PREFIX, pid, sequence)), size, has_pages) {
-                Err(system::RingError::Exists) if sequence < 1 << 20 => sequence += 1,
-                Err(system::RingError::Exists) => break Err(Refusal::Create),
-                Err(system::RingError::Refused(refusal)) => break Err(refusal),
+                Err(RingError::Exists) if sequence < 1 << 20 => sequence += 1,
+                Err(RingError::Exists) => break Err(Refusal::Create),
+                Err(RingError::Refused(refusal)) => break Err(refusal),
                 Ok(mapped) => break Ok(mapped),
             }
         };
@@ -423,7 +433,7 @@ impl Settings {
             (*header).sequence = sequence;
             (*header).processor = super::entry::PROCESSOR;
             (*header).stack_size = self.stack_size();
-            (*header).unloads.store(begun().into(), Ordering::Relaxed);
+            (*header).unloads.store(UNLOADS.load(Ordering::Acquire).into(), Ordering::Relaxed);
             if is_populated {
                 (*header).is_pinned.store(1, Ordering::Relaxed);
                 own.positions.set_populated();
@@ -447,12 +457,12 @@ impl Settings {
 }
 
 /// Most bytes of a list of mappings: as many as the ring has.
-fn maps_limit() -> usize {
+pub fn maps_limit() -> usize {
     DATA_OFFSET + DATA_SIZE.load(Ordering::Relaxed) as usize
 }
 
 /// The name of a file beside the ring.
-fn ring_name(prefix: &'static str) -> [Part; 4] {
+pub fn ring_name(prefix: &'static str) -> [Part; 4] {
     name(prefix, PID.load(Ordering::Relaxed), SEQUENCE.load(Ordering::Relaxed))
 }
 
@@ -498,74 +508,6 @@ pub extern "C" fn count_unseen_library() {
         settings.control.unseen_libraries.fetch_add(1, Ordering::Relaxed);
         HAS_UNSEEN_LIBRARY.store(true, Ordering::Relaxed);
     }
-}
-
-/// Copies the mappings to the list of images with this number.
-#[cfg(not(target_vendor = "apple"))]
-fn list_images(number: u32, buffer: *mut u8) {
-    if let Some(directory) = open_directory() {
-        let [prefix, pid, dot, sequence] = ring_name(MAPS_PREFIX);
-        let name = file_name(&[prefix, pid, dot, sequence, Part::Text("."), Part::Number(number)]);
-        directory.copy_maps(&name, buffer, BUFFER_SIZE, maps_limit());
-    }
-}
-
-/// `Allocation::images` of an allocation by this thread now; it has a ring.
-#[cfg(not(target_vendor = "apple"))]
-pub fn images(thread: system::Thread) -> u32 {
-    let Some(unload) = Unload::decode(thread.unload()) else { return unloads::name_list() };
-    // By a destructor, whose code is mapped until the unload goes on.
-    if !unload.is_listed
-        && !is_filtered()
-        && let Some(buffer) = take_buffer()
-    {
-        list_images(unload.number, buffer);
-        release_buffer();
-        thread.set_unload(Unload { is_listed: true, ..unload }.encode());
-    }
-    unload.number
-}
-
-/// The thread is about to unload images: counts that, and lists them if there are samples that need the list.
-#[cfg(not(target_vendor = "apple"))]
-pub fn begin_unload(thread: system::Thread) {
-    // One list at a time, so that no unload follows before its list is made. Lists take a tenth of a millisecond.
-    const WAIT_MAX_NS: u64 = 50_000_000;
-    let mut buffer = None;
-    if ring().is_some() && !is_filtered() {
-        let until_ns = system::now_ns() + WAIT_MAX_NS;
-        buffer = take_buffer();
-        while buffer.is_none() && system::now_ns() < until_ns {
-            system::yield_now();
-            buffer = take_buffer();
-        }
-    }
-    let (number, is_named) = unloads::begin();
-    if let (Some(buffer), true) = (buffer, is_named) {
-        list_images(number, buffer);
-    }
-    // Another thread may have created it since: its first sample may name this list.
-    if let Some(ring) = self::ring() {
-        ring.header().unloads.fetch_max(u64::from(number) + 1, Ordering::SeqCst);
-    }
-    let is_listed = is_named && buffer.is_some();
-    thread.set_unload(Unload { number, is_listed }.encode());
-    if buffer.is_some() {
-        release_buffer();
-    }
-}
-
-/// Images were loaded or unloaded: appends that to the image list of the ring.
-#[cfg(target_vendor = "apple")]
-pub fn append_images() {
-    let Some(ring) = ring() else { return };
-    if let Some(directory) = open_directory()
-        && take_buffer().is_some()
-    {
-        super::images::append(&directory, &file_name(&ring_name(MAPS_PREFIX)));
-        release_buffer();
-    }
-    ring.header().unloads.fetch_max(begun().into(), Ordering::SeqCst);
 }
 
 /// The process exits: stores the time and a copy of its maps.

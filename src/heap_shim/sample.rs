@@ -2,11 +2,8 @@
 //! allocation, and the free of a sampled block.
 #![allow(unsafe_code)]
 
-#[cfg(target_vendor = "apple")]
 use super::images::images;
 use super::interval::draw;
-#[cfg(not(target_vendor = "apple"))]
-use super::process::images;
 use super::process::{self, RANDOM, Settings, Status};
 use super::real;
 use super::request::{self, Request};

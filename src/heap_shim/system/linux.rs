@@ -2,64 +2,47 @@
 //! libraries that interpose libc functions do not see them.
 #![allow(unsafe_code)]
 
-use super::process::is_filtered;
+use super::files::{FileName, RingError};
+use super::process::{Variable, enter_seccomp, is_filtered};
 use super::sample::OWN_STACK_SIZE;
+use super::shared_memory::Refusal;
 use core::ptr::null;
+use core::sync::atomic::{AtomicBool, Ordering};
 
-#[cfg(target_arch = "x86_64")]
-mod number {
-    pub const READ: usize = 0;
-    pub const WRITE: usize = 1;
-    pub const CLOSE: usize = 3;
-    pub const FSTAT: usize = 5;
-    pub const MMAP: usize = 9;
-    pub const MUNMAP: usize = 11;
-    pub const RT_SIGACTION: usize = 13;
-    pub const RT_SIGPROCMASK: usize = 14;
-    pub const PWRITE64: usize = 18;
-    pub const SCHED_YIELD: usize = 24;
-    pub const MADVISE: usize = 28;
-    pub const NANOSLEEP: usize = 35;
-    pub const GETPID: usize = 39;
-    pub const GETRUSAGE: usize = 98;
-    pub const FTRUNCATE: usize = 77;
-    pub const GETEUID: usize = 107;
-    pub const PRCTL: usize = 157;
-    pub const GETTID: usize = 186;
-    pub const CLOCK_GETTIME: usize = 228;
-    pub const OPENAT: usize = 257;
-    pub const UNLINKAT: usize = 263;
-    pub const FALLOCATE: usize = 285;
-    pub const PRLIMIT64: usize = 302;
-    pub const PROCESS_VM_READV: usize = 310;
+/// System calls by their numbers on x86_64 and on aarch64.
+macro_rules! numbers {
+    ($($name:ident: $x86_64:literal, $aarch64:literal;)+) => {
+        mod number {
+            $(pub const $name: usize = if cfg!(target_arch = "x86_64") { $x86_64 } else { $aarch64 };)+
+        }
+    };
 }
 
-#[cfg(target_arch = "aarch64")]
-mod number {
-    pub const UNLINKAT: usize = 35;
-    pub const FTRUNCATE: usize = 46;
-    pub const FALLOCATE: usize = 47;
-    pub const OPENAT: usize = 56;
-    pub const CLOSE: usize = 57;
-    pub const READ: usize = 63;
-    pub const WRITE: usize = 64;
-    pub const PWRITE64: usize = 68;
-    pub const FSTAT: usize = 80;
-    pub const NANOSLEEP: usize = 101;
-    pub const CLOCK_GETTIME: usize = 113;
-    pub const SCHED_YIELD: usize = 124;
-    pub const RT_SIGACTION: usize = 134;
-    pub const RT_SIGPROCMASK: usize = 135;
-    pub const GETRUSAGE: usize = 165;
-    pub const PRCTL: usize = 167;
-    pub const GETPID: usize = 172;
-    pub const GETEUID: usize = 175;
-    pub const GETTID: usize = 178;
-    pub const MUNMAP: usize = 215;
-    pub const MMAP: usize = 222;
-    pub const MADVISE: usize = 233;
-    pub const PRLIMIT64: usize = 261;
-    pub const PROCESS_VM_READV: usize = 270;
+numbers! {
+    READ: 0, 63;
+    WRITE: 1, 64;
+    CLOSE: 3, 57;
+    FSTAT: 5, 80;
+    MMAP: 9, 222;
+    MUNMAP: 11, 215;
+    RT_SIGACTION: 13, 134;
+    RT_SIGPROCMASK: 14, 135;
+    PWRITE64: 18, 68;
+    SCHED_YIELD: 24, 124;
+    MADVISE: 28, 233;
+    NANOSLEEP: 35, 101;
+    GETPID: 39, 172;
+    GETRUSAGE: 98, 165;
+    FTRUNCATE: 77, 46;
+    GETEUID: 107, 175;
+    PRCTL: 157, 167;
+    GETTID: 186, 178;
+    CLOCK_GETTIME: 228, 113;
+    OPENAT: 257, 56;
+    UNLINKAT: 263, 35;
+    FALLOCATE: 285, 47;
+    PRLIMIT64: 302, 261;
+    PROCESS_VM_READV: 310, 270;
 }
 
 // The same on both processors.
@@ -78,6 +61,25 @@ const CLOCK_MONOTONIC: usize = 1;
 const CLOCK_MONOTONIC_COARSE: usize = 6;
 /// The smallest page size of any Linux.
 const PAGE_SIZE: usize = 4096;
+
+const O_RDWR: usize = 2;
+const O_CREAT: usize = 0o100;
+const O_EXCL: usize = 0o200;
+const O_NONBLOCK: usize = 0o4000;
+#[cfg(target_arch = "x86_64")]
+const O_DIRECTORY: usize = 0o200_000;
+#[cfg(target_arch = "x86_64")]
+const O_NOFOLLOW: usize = 0o400_000;
+#[cfg(target_arch = "aarch64")]
+const O_DIRECTORY: usize = 0o40_000;
+#[cfg(target_arch = "aarch64")]
+const O_NOFOLLOW: usize = 0o100_000;
+const EEXIST: isize = 17;
+const EOPNOTSUPP: isize = 95;
+const ENOSYS: isize = 38;
+const MADV_DONTFORK: usize = 10;
+const RLIMIT_FSIZE: usize = 1;
+const MAP_SHARED: usize = 1;
 
 /// A system call; negative results are `-errno`.
 ///
@@ -147,19 +149,6 @@ macro_rules! weak_symbol {
 }
 pub(crate) use weak_symbol;
 
-/// Terminates the process at once.
-pub fn trap() -> ! {
-    loop {
-        // SAFETY: an invalid instruction: SIGILL or SIGTRAP.
-        unsafe {
-            #[cfg(target_arch = "x86_64")]
-            core::arch::asm!("ud2");
-            #[cfg(target_arch = "aarch64")]
-            core::arch::asm!("brk #1");
-        }
-    }
-}
-
 /// State of a thread; initially zero. The entry points rely on `left` being first.
 #[repr(C)]
 struct ThreadWords {
@@ -221,13 +210,13 @@ impl Thread {
         unsafe { (*self.0).guard = guard }
     }
 
-    /// The word of `unloads::Unload`, or 0.
+    /// The word of `images::Unload`, or 0.
     pub fn unload(self) -> u64 {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).unload }
     }
 
-    /// Sets the word of `unloads::Unload`.
+    /// Sets the word of `images::Unload`.
     pub fn set_unload(self, unload: u64) {
         // SAFETY: the calling thread's own.
         unsafe { (*self.0).unload = unload }
@@ -307,17 +296,14 @@ impl Thread {
     }
 }
 
-#[path = "usage_linux.rs"]
-mod usage;
-pub use usage::peak_resident_bytes;
-#[path = "directory_linux.rs"]
-mod directory;
-use directory::Descriptor;
-pub use directory::{Directory, RingError};
-
-#[path = "signals_linux.rs"]
-mod signals;
-pub use signals::{BlockedSignals, observe_syscall, set_action, set_handler};
+/// The largest resident set that the process has had, bytes; 0 if the kernel does not say.
+pub fn peak_resident_bytes() -> u64 {
+    const RUSAGE_SELF: usize = 0;
+    // `struct rusage`: two times of two words, and 14 numbers, the first of which is `ru_maxrss` in KiB (getrusage(2)).
+    let mut usage = [0u64; 18];
+    let result = call!(GETRUSAGE, RUSAGE_SELF, usage.as_mut_ptr());
+    if result < 0 { 0 } else { usage[4] * 1024 }
+}
 
 /// Bytes of a page, to which the kernel rounds mappings.
 pub fn page_size() -> u64 {
@@ -390,16 +376,6 @@ pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool)
     (in_page, true)
 }
 
-/// Value of an environment variable.
-pub enum Variable {
-    /// libc has no environment yet.
-    NotYet,
-    /// It is not set.
-    Absent,
-    /// A C string.
-    Present(*const u8),
-}
-
 /// Looks up a variable in libc's current environment.
 pub fn variable(name: &str) -> Variable {
     let environ = weak_symbol!("environ").cast::<*const *const u8>();
@@ -462,6 +438,182 @@ pub fn thread_name(name: *mut [u8; 16]) {
     call!(PRCTL, PR_GET_NAME, name);
 }
 
+/// Closes a descriptor at its end.
+struct Descriptor(isize);
+
+impl Descriptor {
+    fn new(descriptor: isize) -> Option<Self> {
+        (descriptor >= 0).then_some(Self(descriptor))
+    }
+
+    /// Its file.
+    fn status(&self) -> Option<FileStatus> {
+        // `struct stat` (asm/stat.h).
+        let mut stat = [0u64; 18];
+        if call!(FSTAT, self.0, &raw mut stat) < 0 {
+            return None;
+        }
+        let (mode, user) = if cfg!(target_arch = "x86_64") {
+            (stat[3] as u32, (stat[3] >> 32) as u32)
+        } else {
+            (stat[2] as u32, stat[3] as u32)
+        };
+        Some(FileStatus { identity: [stat[0], stat[1]], mode, user, size: stat[6] })
+    }
+
+    /// Its file, if it belongs to root or to the user that this process runs as, who alone can write to it.
+    fn trusted_status(&self) -> Option<FileStatus> {
+        let user = call!(GETEUID) as u32;
+        self.status().filter(|file| (file.user == 0 || file.user == user) && file.mode & 0o022 == 0)
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        call!(CLOSE, self.0);
+    }
+}
+
+struct FileStatus {
+    identity: [u64; 2],
+    mode: u32,
+    user: u32,
+    size: u64,
+}
+
+/// An open directory.
+pub struct Directory(Descriptor);
+
+impl Directory {
+    /// Opens the directory at a path, a C string.
+    pub fn open(path: *const u8) -> Option<Self> {
+        let directory = Descriptor::new(open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+        directory.map(Self)
+    }
+
+    /// Device and inode, if the directory belongs to root or to the user that this process runs as, who alone can change it.
+    pub fn identity(&self) -> Option<[u64; 2]> {
+        self.0.trusted_status().map(|status| status.identity)
+    }
+
+    fn open_file(&self, name: &FileName, flags: usize) -> isize {
+        open(self.0.0 as usize, name.as_ptr(), flags | O_NOFOLLOW | O_NONBLOCK)
+    }
+
+    /// Reads the beginning of a file; returns the number of bytes.
+    pub fn read(&self, name: &FileName, buffer: *mut u8, size: usize) -> usize {
+        let file = Descriptor::new(self.open_file(name, O_RDONLY));
+        file.map_or(0, |file| call!(READ, file.0, buffer, size).max(0) as usize)
+    }
+
+    /// Permanently maps a file of at least this size, if the directory and the file belong to root or to the user that this
+    /// process runs as.
+    pub fn map_control(&self, name: &FileName, size: usize) -> Option<*mut u8> {
+        const S_IFMT: u32 = 0o170_000;
+        const S_IFREG: u32 = 0o100_000;
+        self.identity()?;
+        let file = Descriptor::new(self.open_file(name, O_RDWR))?;
+        let status = file.trusted_status()?;
+        let is_control = status.mode & S_IFMT == S_IFREG && status.size >= size as u64;
+        if is_control { map(size, MAP_SHARED, file.0) } else { None }
+    }
+
+    /// Creates a file of zeros, and maps it; a child of fork does not inherit the mapping. Returns whether all of it has
+    /// space: a store to another page could raise SIGBUS before it is populated. The first page has space. `is_sparse`: the
+    /// other pages need none.
+    pub fn make_ring(
+        &self,
+        name: &FileName,
+        size: usize,
+        is_sparse: bool,
+    ) -> Result<(*mut u8, bool), RingError> {
+        // Above this limit the kernel would send SIGXFSZ.
+        if file_size_limit() < size as u64 {
+            return Err(RingError::Refused(Refusal::Space));
+        }
+        let descriptor = self.open_file(name, O_RDWR | O_CREAT | O_EXCL);
+        if descriptor == -EEXIST {
+            return Err(RingError::Exists);
+        }
+        let file = Descriptor::new(descriptor).ok_or(RingError::Refused(Refusal::Create))?;
+        let mapped = if call!(FTRUNCATE, file.0, size) == 0 {
+            map(size, MAP_SHARED, file.0).ok_or(Refusal::Map)
+        } else {
+            Err(Refusal::Space)
+        };
+        let mapped = mapped.and_then(|address| {
+            let is_populated = !(is_sparse && populate(address, PAGE_SIZE));
+            let has_space = !is_populated || allocate(file.0, size);
+            if !has_space || call!(MADVISE, address, size, MADV_DONTFORK) < 0 {
+                unmap(address, size);
+                return Err(if has_space { Refusal::Map } else { Refusal::Space });
+            }
+            Ok((address, is_populated))
+        });
+        mapped.map_err(|refusal| {
+            call!(UNLINKAT, self.0.0, name.as_ptr(), 0);
+            RingError::Refused(refusal)
+        })
+    }
+
+    /// Copies /proc/self/maps into a new file, at most `limit` bytes of it.
+    pub fn copy_maps(&self, name: &FileName, buffer: *mut u8, buffer_size: usize, limit: usize) {
+        if file_size_limit() < limit as u64 {
+            return;
+        }
+        let maps = open(AT_FDCWD, c"/proc/self/maps".as_ptr().cast(), O_RDONLY);
+        let (Some(from), Some(to)) =
+            (Descriptor::new(maps), Descriptor::new(self.open_file(name, O_RDWR | O_CREAT | O_EXCL)))
+        else {
+            return;
+        };
+        let mut total = 0;
+        while total < limit {
+            let length = call!(READ, from.0, buffer, buffer_size.min(limit - total));
+            if length <= 0 {
+                break;
+            }
+            let mut written = 0;
+            while written < length {
+                let result = call!(WRITE, to.0, buffer.wrapping_add(written as usize), length - written);
+                if result <= 0 {
+                    return;
+                }
+                written += result;
+            }
+            total += length as usize;
+        }
+    }
+}
+
+fn file_size_limit() -> u64 {
+    let mut limit = [u64::MAX; 2];
+    call!(PRLIMIT64, 0, RLIMIT_FSIZE, null::<u64>(), &raw mut limit);
+    limit[0]
+}
+
+fn allocate(descriptor: isize, size: usize) -> bool {
+    static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+    let result = loop {
+        let result = call!(FALLOCATE, descriptor, 0, 0, size);
+        if result != -EINTR {
+            break result;
+        }
+    };
+    if result != -EOPNOTSUPP && result != -ENOSYS {
+        return result == 0;
+    }
+    let mut at = 0;
+    while at < size {
+        let written = call!(PWRITE64, descriptor, ZEROS.as_ptr(), ZEROS.len().min(size - at), at);
+        if written <= 0 && written != -EINTR {
+            return false;
+        }
+        at += written.max(0) as usize;
+    }
+    true
+}
+
 /// Number of seccomp filters of the process, from /proc.
 pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
     let status = open(AT_FDCWD, c"/proc/self/status".as_ptr().cast(), O_RDONLY);
@@ -473,6 +625,68 @@ pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
     let value = text.windows(name.len()).position(|found| found == name).map_or(length, |at| at + name.len());
     let digits = text.iter().skip(value).take_while(|byte| byte.is_ascii_digit());
     digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
+}
+
+/// Signals of faults: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS. Their handlers always run.
+const FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
+
+/// The program has installed a handler of another signal. Most that are no servers have none.
+static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);
+
+/// The program sets the action of a signal, whose first word is the handler, SIG_DFL (0) or SIG_IGN (1).
+///
+/// # Safety
+/// Null, or an action of sigaction(2).
+pub unsafe extern "C" fn set_action(signal: i32, action: *const usize) {
+    // SAFETY: `struct sigaction` begins with the handler in every libc of these processors.
+    set_handler(signal, if action.is_null() { 0 } else { unsafe { *action } });
+}
+
+/// The program sets the handler of a signal.
+pub extern "C" fn set_handler(signal: i32, handler: usize) {
+    let is_of_fault = (1..=64).contains(&signal) && FAULTS >> (signal - 1) & 1 != 0;
+    if handler > 1 && !is_of_fault {
+        HAS_HANDLERS.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The program makes a system call that may set the action of a signal or restrict its calls.
+///
+/// # Safety
+/// Its arguments are valid.
+pub unsafe extern "C" fn observe_syscall(number: usize, signal: i32, action: *const usize) {
+    if number == number::RT_SIGACTION {
+        // SAFETY: the kernel's action begins with the handler, too.
+        unsafe { set_action(signal, action) };
+    } else {
+        enter_seccomp();
+    }
+}
+
+/// Blocks signals while it lives: a handler that leaves by `longjmp` or allocates would find a half-written
+/// record. Without handlers there is nothing to block, and no system call.
+pub struct BlockedSignals(Option<u64>);
+
+impl BlockedSignals {
+    /// Blocks signals.
+    pub fn new() -> Self {
+        const SIG_BLOCK: usize = 0;
+        let (blocked, mut before) = (!FAULTS, 0u64);
+        if is_filtered() || !HAS_HANDLERS.load(Ordering::Relaxed) {
+            return Self(None);
+        }
+        call!(RT_SIGPROCMASK, SIG_BLOCK, &raw const blocked, &raw mut before, size_of::<u64>());
+        Self(Some(before))
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        const SIG_SETMASK: usize = 2;
+        if let Some(before) = &self.0 {
+            call!(RT_SIGPROCMASK, SIG_SETMASK, &raw const *before, null::<u64>(), size_of::<u64>());
+        }
+    }
 }
 
 /// Registers a function that libc calls in each child of `fork`.

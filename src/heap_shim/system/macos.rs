@@ -2,7 +2,8 @@
 //! made here does.
 #![allow(unsafe_code)]
 
-use super::files::FileName;
+use super::files::{FileName, RingError};
+use super::process::Variable;
 use super::shared_memory::Refusal;
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr::{null, null_mut};
@@ -79,19 +80,6 @@ const PAGE_SIZE: usize = 4096;
 pub static LEFT_OFFSET: AtomicUsize = AtomicUsize::new(0);
 static GUARD_KEY: AtomicUsize = AtomicUsize::new(0);
 static GENERATION_KEY: AtomicUsize = AtomicUsize::new(0);
-
-/// Terminates the process at once.
-pub fn trap() -> ! {
-    loop {
-        // SAFETY: an invalid instruction: SIGILL or SIGTRAP.
-        unsafe {
-            #[cfg(target_arch = "x86_64")]
-            core::arch::asm!("ud2");
-            #[cfg(target_arch = "aarch64")]
-            core::arch::asm!("brk #1");
-        }
-    }
-}
 
 /// The thread-specific words of the calling thread: initially zero, also before there are keys.
 #[derive(Clone, Copy)]
@@ -231,16 +219,6 @@ pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool)
     // SAFETY: a page is mapped as a whole, and other threads do not write this one's frames.
     unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to, in_page) };
     (in_page, true)
-}
-
-/// Value of an environment variable.
-pub enum Variable {
-    /// dyld has not initialized this library yet: libSystem may have no environment.
-    NotYet,
-    /// It is not set.
-    Absent,
-    /// A C string.
-    Present(*const u8),
 }
 
 /// dyld initializes this library, after libSystem, which it needs.
@@ -474,14 +452,6 @@ impl Directory {
             *__error() = errno;
         }
     }
-}
-
-/// Why there is no ring.
-pub enum RingError {
-    /// A file with this name exists.
-    Exists,
-    /// Another reason.
-    Refused(Refusal),
 }
 
 /// Not needed: rings have space when they are created.
