@@ -1,4 +1,7 @@
 //! Processors: names, pointer size, and the registers that a stack walk starts with.
+//!
+//! `Arch`, `ByteOrder` and `Abi` name a processor; `Registers` are those of a stopped thread, one struct for each
+//! processor.
 
 use crate::addr::Avma;
 

@@ -2,6 +2,9 @@
 //! caller at one instruction. Input: file bytes (or a vDSO's memory) and a stated address; output: a [`Row`]. Also
 //! reads the entries of Mach-O files (see `macho::unwind`).
 //!
+//! `Cfi` answers for an address; `Entries` finds the entries of a section, one by offset or all by address;
+//! `Readable` rewrites the augmentations that gimli refuses.
+//!
 //! Uses `.eh_frame` through the binary search table of `.eh_frame_hdr` if there is one, or else an index (see
 //! `entries`), `.debug_frame` for functions that are only there, and Go's own table (see `gopclntab`).
 //! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4; AADWARF64, 4.

@@ -1,5 +1,8 @@
 //! ELF: the bytes of a file (or of a vDSO) → segments, entry point, build id.
 //!
+//! `Elf` and `Segment` are the summary; `CodeSections` and `symbols` read sections and symbol tables for other
+//! modules; the machine numbers are at the end.
+//!
 //! Input: little-endian ELF of either class, from disk or from a target's memory; every byte is hostile. Output: a
 //! small owned summary. Not for: symbols (see `symbol::table`), unwind tables, relocations.
 //!

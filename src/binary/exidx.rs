@@ -1,9 +1,9 @@
 //! Unwind tables of 32-bit Arm: the rule for a caller in the body of a function. Input: file bytes and a stated
 //! address, all hostile. Output: the bounds of the entry there and a [`ExidxEntry`].
 //!
-//! Found by program header, by section, or by the symbols that linker scripts define around the table.
-//! `opcodes.rs` interprets the instructions of an entry. Not for: prologues and epilogues, which these tables do
-//! not describe, and landing pads of exceptions.
+//! Found by program header, by section, or by the symbols that linker scripts define around the table. `Machine`
+//! interprets the instructions of an entry. Not for: prologues and epilogues, which these tables do not describe,
+//! and landing pads of exceptions.
 //!
 //! Source: "Exception Handling ABI for the Arm Architecture" (IHI 0038), 5 to 7 and 10.
 

@@ -1,6 +1,9 @@
 //! Mach-O: the bytes of a file (or the head of a loaded image) → segments, UUID, entry point, and the location of
 //! symbols.
 //!
+//! `MachO` is the summary; `choose` finds the image of one processor in a fat file; `find` looks one name up in an
+//! exports trie; `Functions` are the ranges of `LC_FUNCTION_STARTS`.
+//!
 //! Input: little-endian Mach-O, 64-bit or i386; every byte is hostile. Only the header and the load commands are
 //! read, so the first `32 + sizeofcmds` bytes of an image in a target's memory are enough. Output: a small owned
 //! summary. [`choose`] finds one image in a fat file. Not for: symbols (see `symbol::table`), unwind tables (see

@@ -1,5 +1,6 @@
 //! Executable mappings of a process, and the bytes behind them: plain types that backends create and that images
-//! and symbols read.
+//! and symbols read. `Mapping` is one mapping, `ImageBytes` the pieces of an image without a file; `is_in` tells by
+//! names whether a process runs V8.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,6 @@
 //! `stackprof dump`: the profiler's view of a process, on standard output: threads, stacks, mappings, images.
+//!
+//! `run_addresses` is `dump symbols`: names for a list of addresses in a file.
 
 use std::fmt::Write as _;
 use std::io::Read as _;

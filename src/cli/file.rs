@@ -1,5 +1,8 @@
 //! Writes output files atomically.
 //!
+//! `OutputFiles` checks outputs before a recording; `WritableOutput` is a checked output and writes it; `Problem`
+//! words why one cannot be written.
+//!
 //! The content goes to a new file in the same directory, which is then renamed: an existing file survives every
 //! failure. Devices and pipes (`/dev/stdout`, a FIFO) are written directly. The directory is opened when the output
 //! is checked, and all later operations are relative to it. Under sudo, outputs are created with the rights of the

@@ -1,8 +1,8 @@
-//! The flags as clap sees them: names, help texts and groups. Values stay text here; `args.rs`
-//! checks them, so that every message is ours. No I/O.
+//! The flags as clap sees them: names, help texts and groups. Values stay text here; `args.rs` checks them, so that
+//! every message is ours. `usage_error` turns clap's errors into ours. No I/O.
 //!
-//! Numbers accept any word that begins with `-`: clap's own test for negative numbers does not know
-//! `-5e-1`, and would treat it as an option.
+//! Numbers accept any word that begins with `-`: clap's own test for negative numbers does not know `-5e-1`, and
+//! would treat it as an option.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,5 +1,7 @@
 //! All writes to the terminal: results on standard output, everything else on standard error with a prefix.
 //!
+//! `Progress` is the line on standard error during a recording.
+//!
 //! Quoted text cannot control the terminal: the only control characters written are newlines. A closed pipe or
 //! terminal is not a failure; a result that is lost for another reason (a full disk) is.
 

@@ -1,10 +1,10 @@
 //! The command line: the only module that prints or knows exit codes.
 //!
-//! `args.rs` parses the arguments into validated values, `messages.rs` writes to the terminal, `summary.rs`,
-//! `hints.rs` and `stats.rs` report on a finished recording, `heap.rs` on a heap recording, `messages.rs` on a running
-//! one, `outputs.rs` writes profiles, `flags.rs` has the symbol options. `record.rs`, `dump.rs`,
-//! `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands; `saved_files.rs`
-//! reads profiles.
+//! `flags.rs` has the flags as clap sees them, and `args.rs` parses them into validated values. `messages.rs`
+//! writes to the terminal, with the progress line; `summary.rs`, `hints.rs` and `stats.rs` report on a finished
+//! recording; `outputs.rs` writes profiles, `file.rs` any output file. `system.rs` chooses the source of samples.
+//! `record.rs`, `heap.rs`, `dump.rs`, `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs`
+//! are the commands; `saved_files.rs` reads profiles.
 
 pub mod args;
 pub mod completions;

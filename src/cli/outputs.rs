@@ -1,5 +1,7 @@
 //! Writes a saved profile to each output, in its format.
 //!
+//! `Format` has the formats, by name and by the extension of a path.
+//!
 //! Input: the profile, the outputs, and options of pictures. Output: files, written atomically. Used by
 //! recording and by rendering.
 

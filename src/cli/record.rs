@@ -1,8 +1,8 @@
 //! `stackprof record`: check, record, symbolicate, write, report.
 //!
-//! [`run`] has these steps in order. Only this file knows the whole request; each step has a file and gets what it
-//! uses: `destinations.rs` has the outputs, `sampling.rs` attaches or launches and samples, `report.rs` reports the
-//! result.
+//! [`run`] has these steps in order. Each step is a type and gets what it uses: `Destinations` has the outputs and
+//! checks them before the recording, `Recorder` attaches or launches and samples, `RecordingRun` and `OutputJob`
+//! symbolicate and write; `record/report.rs` reports the result.
 
 mod report;
 

@@ -1,5 +1,5 @@
-//! Saved profiles on the command line: reads them from a path or standard input, with a name for messages, and
-//! refuses outputs that would overwrite inputs.
+//! Saved profiles on the command line: reads them from a path or standard input, with a name for messages, extracts
+//! a time range, and refuses outputs that would overwrite inputs.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,8 @@
 //! The statistics of a recording as JSON (`--stats`): the numbers of the closing summary for
 //! scripts. Input: the profile's counters and the run's figures. Output: one object with the stable
 //! keys of the CLI contract, in its order. Measures nothing itself.
+//!
+//! `HeapFigures` are those of a heap recording.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,9 @@
 //! The closing summary: what was recorded, what was lost and why, what it cost. Input: the
 //! profile's counters and the run's figures; output: text for standard error. Pure. Lines and
 //! categories without content are left out.
+//!
+//! `text` is the summary of a CPU recording, `heap_text` that of a heap recording; `hottest` and `table` list the
+//! hottest functions, also for `render --top`.
 
 use super::stats::{CommandState, RunFigures, frames_by_method};
 use super::text::{causes, duration, grouped, percent, plural, shortened, signal};

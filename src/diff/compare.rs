@@ -1,5 +1,8 @@
 //! Compares two profiles, function by function.
 //!
+//! `FunctionCounts` has self and total of each function in each profile, `LossTotals` what a recording lost,
+//! `Incomparable` the reasons why two profiles cannot be compared.
+//!
 //! Input: [`Stacks`] of a base and a new profile, and a [`MeasureChoice`]. Output: a [`Comparison`]: rows sorted by
 //! the size of the change. The measure affects the result, so it is part of it, with the reason:
 //!

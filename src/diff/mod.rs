@@ -1,13 +1,9 @@
 //! Comparison of two profiles.
 //!
 //! ```text
-//! normalize   names that survive a rebuild
-//! builds      functions without a name that are the same in all profiles
-//! stacks      saved profiles → one tree of names, counts by run
-//! functions   → self and total of each function, by run
-//! lost        what a run lost: time without a sample
-//! compare     two runs → rows, by seconds or by shares; or why not (incomparable)
-//! tree        two runs → nodes in pre-order, for a flame graph
+//! normalize   names that survive a rebuild; functions without a name that are the same in all profiles
+//! stacks      saved profiles → one tree of names, counts by run; the tree of two runs for a flame graph
+//! compare     self and total of each function; two runs → rows, by seconds or by shares; losses; or why not
 //! report      rows → text, Markdown, JSON, folded stacks with two counts
 //! ```
 //!

@@ -14,8 +14,8 @@
 //! | `[libc.so.6+0x1f40]`, `[libc.so.6:fn+0x1f40]` | `[libc.so.6]` | stackprof |
 //! | `f (file.rs:12)` | `f (file.rs)` | stackprof `--lines` |
 //!
-//! `f@plt` stays: the entry is different code from `f`. Between runs of one build, functions without a name
-//! keep their start address: see [`builds`](self).
+//! `f@plt` stays: the entry is different code from `f`. Between runs of one build, functions without a name keep
+//! their start address: see `Builds`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

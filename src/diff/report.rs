@@ -1,4 +1,4 @@
-//! A comparison as text for the terminal, a page or a program.
+//! A comparison as text for the terminal, Markdown, JSON, or folded stacks with two counts.
 //!
 //! Input: a [`Comparison`]. Output: text. Only formats values.
 

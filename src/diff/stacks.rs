@@ -1,5 +1,8 @@
 //! Stacks of several profiles in one tree of names, for comparison.
 //!
+//! `Stacks` is that tree, `Matching` says which names are one; `nodes` is the tree of two profiles in pre-order,
+//! for a differential flame graph.
+//!
 //! Input: saved profiles. Output: for each of them the counts at the tree's nodes, and facts about the
 //! recording. A node is a path of names after [`normalize`], so it is the same place in each profile whatever
 //! the addresses. Above the code are the process, the thread by its name (its number differs from run to run)

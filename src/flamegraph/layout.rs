@@ -1,5 +1,7 @@
 //! Lays out a tree of weighted frames: widths of the boxes, and which frames are left out.
 //!
+//! `Frame` is the input, `Picture` the result; `thin` detects pictures whose outermost levels are nearly empty.
+//!
 //! Input: [`Frame`]s in pre-order. Output: a [`Picture`]. Narrow frames are left out before
 //! drawing, so that the cost of a graph is that of its picture; their weight stays with their
 //! callers, and figures do not change. No colors, no text.

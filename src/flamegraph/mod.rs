@@ -1,5 +1,7 @@
 //! The flame graph: weighted frames in, one interactive SVG file out, drawn by inferno.
 //!
+//! `Graph` is the request, `Caption` the heading and subtitle.
+//!
 //! Same input, same bytes: colors come from names and weights, the order from the caller. Frames
 //! that are too narrow are left out before drawing (`layout.rs`); inferno draws numbered frames,
 //! and `labels.rs` replaces the numbers with names and tooltips. `page.js` keeps the heading in the

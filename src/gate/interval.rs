@@ -1,5 +1,8 @@
 //! Confidence intervals of the ratio of new to base.
 //!
+//! `normal` and `student` are the quantiles; `Gain` is the growth of a function compared with the rest of the
+//! program, `Noise` its expected variance.
+//!
 //! Input: one value per run on each side. Output: an interval of the relative change, 0.05 for +5 %. Samples
 //! of one run are not independent, so only the variance between runs counts.
 //!

@@ -1,5 +1,7 @@
 //! From measured runs to a verdict.
 //!
+//! `too_few` is the rule for too few runs; `grown` finds functions without a name that got slower, in two builds.
+//!
 //! Input: [`Measurements`] and [`Options`]. Output: a [`Report`] without call paths and detectable growths. The
 //! definitions, as in docs/gate.md:
 //!

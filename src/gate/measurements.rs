@@ -1,5 +1,7 @@
 //! Input of the gate: each run's CPU time, in total and by function.
 //!
+//! `Unit` is the unit of CPU time of runs, `Incomparable` the reasons why runs must not be compared.
+//!
 //! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measurements`], or why these runs
 //! must not be compared. Nothing is tested here.
 

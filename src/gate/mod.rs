@@ -1,24 +1,18 @@
 //! Did it get slower? Several recordings of a program before a change, several after it, one verdict.
 //!
 //! ```text
-//! measurements runs → CPU time of each run, whole and by function; or why not (incomparable)
-//! unit         seconds of a whole run, or for each second of recording
-//! permutations every way to divide the runs into base and new
-//! statistic    how far apart the sides are, for one permutation
-//! family       many functions at once: p, q, and whether any stands out
-//! interval     confidence intervals over runs
-//! gain         gain of samples, compared with the rest of the program
-//! noise        expected noise of a gain
-//! weak         the rule for too few runs
+//! measurements runs → CPU time of each run, whole and by function, in one unit; or why not
+//! permutations every way to divide the runs, how far apart the sides are, many functions at once: p, q
+//! interval     confidence intervals over runs; gain of samples compared with the rest, its expected noise
 //! detectable   the smallest growth that these runs could show
-//! judge        all of these → a report
-//! call_path    where in the call tree it happened
+//! judge        all of these → a report; the rule for too few runs
+//! verdict      the types of a report; where in the call tree it happened
 //! report       the report as text, Markdown, JSON, JUnit XML, commands of GitHub Actions
 //! ```
 //!
-//! All probabilities are over *runs*: samples of one run show how certain its own values are, not how much
-//! the next run will differ. Same input and seed, same bytes. Not for comparing single profiles
-//! ([`diff`](crate::diff)), nor for programs that do different work in each run.
+//! All probabilities are over *runs*: samples of one run show how certain its own values are, not how much the next
+//! run will differ. Same input and seed, same bytes. Not for comparing single profiles ([`diff`](crate::diff)), nor
+//! for programs that do different work in each run.
 
 pub mod detectable;
 pub mod interval;

@@ -1,7 +1,8 @@
-//! The permutations of a permutation test: every division of the runs into base and new.
+//! The permutation test: every division of the runs into base and new (`Permutations`), how far apart the sides are
+//! for one of them (`Values`), and many functions at once (`Family`: p, q, and whether any stands out).
 //!
-//! Input: the number of runs per side. Output: for each permutation its new runs; the first is the observed one.
-//! All of them if they are few, else a seeded draw. If the code is the same, each permutation is as likely as the
+//! Input: the number of runs per side, and the values of each function. All permutations are used if they are few,
+//! else a seeded draw; the first is the observed one. If the code is the same, each permutation is as likely as the
 //! observed one, whatever the noise of a run; the test needs no other assumption.
 
 use crate::rng::Rng;

@@ -1,5 +1,7 @@
 //! Types of a verdict: the request to a gate and its answer.
 //!
+//! `Options` is the request, `Report` the answer; `CallPaths` locates an increase in the call tree.
+//!
 //! Plain types, created by [`judge`](super::judge::judge) and written out by the reports.
 
 use std::collections::BTreeMap;

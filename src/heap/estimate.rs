@@ -1,8 +1,9 @@
-//! A sum of weights, and its sampling error.
+//! Poisson sampling by bytes (`SamplingRate`: probability and `Weight` of an allocation), and sums of weights with
+//! their sampling error (`Sum`, `Estimate`).
 //!
-//! The variance is that of Horvitz and Thompson for independent choices: Σ w²(1 − p). The interval is that of Fay and
-//! Feuer (1997) for weighted Poisson counts, by quantiles of the gamma distribution: it holds for a handful of samples,
-//! and for none, where a normal one would have zero width.
+//! The variance is that of Horvitz and Thompson for independent choices: Σ w²(1 − p). The interval is that of Fay
+//! and Feuer (1997) for weighted Poisson counts, by quantiles of the gamma distribution: it holds for a handful of
+//! samples, and for none, where a normal one would have zero width.
 
 /// The 98.5 % quantile of the normal distribution, above that of 97.5 % (1.96): the variance is also an estimate, and
 /// with this quantile, intervals of sums of many weights just about reach 95 % (`intervals_hold_for_few_samples`).

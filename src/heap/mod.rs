@@ -1,11 +1,10 @@
 //! Heap statistics by stack from sampled allocations: memory in use, allocated, and churned.
 //!
-//! Input: sampled allocations, each with its trie node, and frees, in order of time. Output:
-//! [`HeapValues`], estimates of all allocations with their sampling error. Pure: no process, no clock.
+//! Input: sampled allocations, each with its trie node, and frees, in order of time. Output: [`HeapValues`],
+//! estimates of all allocations with their sampling error. Pure: no process, no clock.
 //!
 //! ```text
-//! rate      mean bytes per sample -> probability and weight of an allocation
-//! estimate  sums of weights with their variance, standard error, 95 % interval
+//! estimate  mean bytes per sample -> weight of an allocation; sums with standard error, 95 % interval
 //! history   bytes in use over time
 //! model     the live set, values by node, the peak
 //! ```

@@ -1,5 +1,5 @@
-//! Implements the walker's trait `Code` for the images of a process. Input: code addresses. Output: bytes,
-//! functions, rows.
+//! The current images of one process, as the walker asks them (`ImageView`, which implements `Code`). Input: code
+//! addresses. Output: bytes, functions, rows; tables are read once per image and kept.
 
 use std::ops::Range;
 

@@ -1,8 +1,9 @@
 //! The images of processes over time: maps a code address to an image and an address in it.
 //!
 //! Input: the executable mappings at several times, and a closure that opens a file. Output: address → image and
-//! stated address, in any address space that the processes had. All processes share files; each has its own
-//! spaces, and [`Images::of`] returns the current one.
+//! stated address, in any address space that the processes had. All processes share files; each has its own spaces,
+//! and [`Images::of`] returns the current one. `LibraryCounts` are the counts by which a list of mappings is known
+//! to be current.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

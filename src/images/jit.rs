@@ -2,6 +2,9 @@
 //! target's memory while it runs. Output: code for the walker, which treats it like other code without unwind
 //! information.
 //!
+//! `JitCode` has the code of a process and `TargetCode` serves a walk; `Dependencies` are the bytes that
+//! conclusions depend on, `Glances` a few bytes at a time, `CodeMemory` the reads, `Requests` what one walk lacked.
+//!
 //! JIT code is replaced without notification. So bytes are read when a walk first needs them and are valid for
 //! that walk only. The walker caches its conclusions; every [`KEPT_NS`] the bytes that they depend on are read
 //! again, and conclusions on changed code are dropped. Nothing is read while a thread is

@@ -1,8 +1,9 @@
 //! The images of processes over time, and JIT code. Input: mappings and bytes. Output: image and Svma of an
-//! address, rows and functions. `history.rs`: the image of an address (`space.rs`: one address space, `image.rs`:
-//! one image); `frames.rs`: facts about frames from images; `jit.rs`: JIT code; `gdb_jit.rs`: JIT code that its
-//! compiler registered; `history.rs`: libraries loaded and unloaded; `code.rs`: the current images of one process; `code.rs`: the walker's view of all of
-//! these.
+//! address, rows and functions.
+//!
+//! `history.rs`: the image of an address at a time, and how many libraries were loaded and unloaded (`space.rs`:
+//! one address space, `image.rs`: one image); `code.rs`: the current images of one process, as the walker asks
+//! them; `jit.rs`: JIT code; `gdb_jit.rs`: JIT code that its compiler registered.
 //!
 //! Pure: no OS calls, no clock. Not for: names (see `symbol`).
 

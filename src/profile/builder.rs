@@ -1,5 +1,7 @@
 //! Builds a saved profile: tables without duplicates, stacks in the trie.
 //!
+//! `SavedBuilder` builds; `Remap` copies the parts of another profile that are requested.
+//!
 //! Input: texts, mappings, functions, frames, roots and stacks, each after the items it refers to.
 //! Output: [`SavedProfile`]. Everything has a named limit, and [`Full`] says which was reached; items
 //! added before that stay. Passing an index that was never returned is a bug of the caller; the

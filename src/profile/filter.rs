@@ -1,6 +1,9 @@
 //! Filters a profile: stacks of some threads, stacks through some functions, stacks from some
 //! function on.
 //!
+//! `Filter` has the conditions, `FilterMatch` their verdict for each frame and root, `RemainingCounts` what is
+//! left.
+//!
 //! Input: a [`SavedProfile`] and conditions on names. Output: a [`SavedProfile`] with the remaining stacks, and
 //! the counts left after each condition. Names are those of folded text; each is tested once,
 //! however many stacks have it. Not for: the syntax of the conditions.

@@ -1,7 +1,8 @@
 //! Converts a recording to a saved profile: its frames with their names, without its images.
 //!
-//! Input: the profile and its names. Output: [`SavedProfile`], with every name, address and count of the
-//! recording. Not for: looking up names.
+//! Input: the profile, its names, and for a heap recording its statistics. Output: [`SavedProfile`], with every
+//! name, address and count of the recording. `RootNames` are the frames before the code of a stack, `ExecChains`
+//! the threads that an exec continues, `InuseHistory` the bytes in use over time. Not for: looking up names.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

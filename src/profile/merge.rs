@@ -1,4 +1,5 @@
-//! Merges several profiles, or removes addresses or labels from one.
+//! Operations on whole profiles: merges several, removes addresses or labels from one, selects another value type
+//! as its counts, attributes allocations to the callers of the allocator.
 //!
 //! Input: [`SavedProfile`] profiles. Output: a [`SavedProfile`], by way of a [`SavedBuilder`].
 

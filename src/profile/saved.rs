@@ -1,5 +1,8 @@
 //! A saved profile: self-contained, independent of the process and its images.
 //!
+//! `SavedProfile` is it; `StackFrame` a frame of a stack, `Label` a label of a sample, `StackValues` the several
+//! values of a heap profile, `Full` the error of a full table.
+//!
 //! Every format is read into this and written from it; `render`, `diff` and `gate` see nothing else. Built
 //! by [`SavedBuilder`](super::SavedBuilder). Its stacks are in a trie of indexes into its tables, and the
 //! count is samples. Names, files and paths are interned, so memory grows with distinct stacks and names,

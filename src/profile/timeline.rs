@@ -1,5 +1,8 @@
 //! Times of samples: for each thread with samples, their times, stacks and counts.
 //!
+//! `Timeline` has them; the file also derives starts and ends of threads (`Marks`), extracts a time range, and
+//! splits merged threads.
+//!
 //! Part of a [`SavedProfile`]; its nodes are those of the profile's trie. For each stack,
 //! the counts over time add up to the count in the trie, so that the whole time range shows the
 //! same as the profile without times. Waits are samples, too: they represent the time before them.

@@ -1,4 +1,6 @@
 //! Result of a sampler: weighted stacks by address, their images, and counters of all events and losses.
+//! `Recording` and `HeapRecording` are what it hands over, `Stats` the counters, `Frame` and `Root` the frames of a
+//! stack, `PauseHistogram` the durations of stops.
 
 pub mod timeline;
 

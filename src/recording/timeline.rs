@@ -1,5 +1,8 @@
 //! Times, stacks and weights of the samples of each thread.
 //!
+//! `Timeline` has them; `ThreadSamples` are the samples of a thread as bytes, `Events` and `Losses` lists with a
+//! limit.
+//!
 //! Input: starts and exits of threads, their samples with nodes of the recording's trie, losses, and events
 //! of processes. Output: all of that by thread and time. Memory is bounded: at the limit, adjacent samples
 //! with one stack are merged, then times get coarser and coarser steps, then stacks are dropped ([`Detail`]),

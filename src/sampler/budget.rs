@@ -2,6 +2,8 @@
 //! threads were stopped and how much time the target had. Output: how many stack bytes a stop may copy, and
 //! whether a tick may stop threads.
 //!
+//! `Budget` is the stop budget, `JitBudget` the one for following JIT code.
+//!
 //! Over budget, stack sizes shrink first; then ticks are skipped. A skipped tick loses nothing: each sample weighs
 //! the CPU time since the previous one. But all time between two stops is attributed to one stack, so ticks are
 //! skipped evenly: a single long stop is paid back over seconds, not by a tenth of a second without samples.

@@ -1,4 +1,5 @@
-//! Captures of a tick that are not yet walked, and a pool of capture buffers.
+//! Captures on their way to a walk: those of a tick and a pool of their buffers (`Captures`), the state of a thread
+//! at one moment (`Sample`), and samples that are walked after images are read again (`DeferredSamples`).
 
 use super::processes::ProcessIndex;
 use crate::images::LibraryCounts;

@@ -1,5 +1,6 @@
-//! When the images of a process are read again: after they changed, or when a stack leads to code in no image, but
-//! never so often that reads exceed a share of the time.
+//! When the images of a process are read again (`ImageRefresh`): after they changed, or when a stack leads to code
+//! in no image, but never so often that reads exceed a share of the time. `ImageLoads` are the files mapped
+//! meanwhile.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -4,7 +4,7 @@
 //! It knows a target only through its traits and time only through the given clock, so a simulated run uses the
 //! same code. A *driver* supplies captures: `stops.rs` polls, stops and copies at each tick; `pushed.rs` receives
 //! samples taken by another party. For either driver, one [`Recorder`] weighs, walks, inserts and accounts for
-//! losses. Stacks are walked after their threads run again.
+//! losses. Stacks are walked after their threads run again. [`record`] is the entry, [`Options`] its options.
 
 mod budget;
 mod captures;

@@ -1,6 +1,9 @@
 //! Deep stacks without copying them: each sample also captures the few words above the copied bytes that a walk
 //! needs.
 //!
+//! `LaterStack` is the memory read afterwards, `PrefetchList` the ranges to prefetch of a thread, `CapturedOuter`
+//! the words that a sample brought.
+//!
 //! When a walk leaves the copied bytes, the memory above is read afterwards, and a second walk through both shows
 //! which words it reads there. The result of that walk is discarded, since the memory has changed. The source
 //! prefetches these words with the thread's next samples, whose walks then see values from the moment of the

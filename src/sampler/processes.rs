@@ -1,5 +1,7 @@
 //! The recorded processes: their images and code, for walks.
 //!
+//! `Processes` has all, `RecordedProcess` is one, `StackGroups` says which stacks are kept together.
+//!
 //! Input: start, exec and exit of processes; lists of their mappings. Output: the code of a process for a walk,
 //! and the files it mapped. A whole-machine recording sees thousands of processes: of exited ones only the numbers
 //! are kept, and the unwind caches of processes not walked recently are dropped.

@@ -1,5 +1,7 @@
 //! The recorder: turns captures of any driver into weighted stacks.
 //!
+//! `ThreadAccount` is what it keeps of a thread, `SampledHeap` of allocations until they are freed.
+//!
 //! Input: start and exit of threads, and for each capture the thread's usage so far. Output: a [`Recording`]. It
 //! weighs ([`ThreadClock`]), walks ([`StackWalker`]), inserts ([`WeightedStacks`]), defers stacks until images are
 //! read ([`DeferredSamples`]), and counts losses by cause. It requests only images, names and memory from the

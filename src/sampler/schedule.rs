@@ -1,5 +1,7 @@
 //! Schedule of a recording that stops threads: begin, ticks, end.
 //!
+//! `Ticks` draws the deadlines, `PollOrder` the order of threads in a tick.
+//!
 //! Input: the time. Output: when the next tick is due, and how much time each tick accounts for. Suspended time is
 //! excluded.
 

@@ -1,5 +1,6 @@
-//! How many bytes of a thread's stack are copied at a stop: as many as its stacks need, within the limit of a
-//! stop. Input: what each walk needed; output: the next stack size.
+//! The stack of one thread as known to captures and walks (`StackExtent`): its top, the words to prefetch, and how
+//! many bytes are copied at a stop (`StackSize`): as many as its stacks need, within the limit of a stop. Input:
+//! what each walk needed; output: the next stack size.
 //!
 //! The size grows when a stack is deeper, and stays large only if a walk went further for it: stacks deeper than
 //! any size (a switched stack, a chain into the heap) would otherwise make each stop copy megabytes for nothing.

@@ -1,5 +1,6 @@
-//! The driver that stops threads: each tick polls all threads, stops the running ones, and passes their captures
-//! to the recorder once all run again.
+//! The driver that stops threads (`StopDriver`): each tick polls all threads, stops the running ones, and passes
+//! their captures to the recorder once all run again. With a wall clock, waiting threads are captured, too, without
+//! a stop if that gives the whole stack. While the profiler is suspended, the target is detached.
 
 mod lifecycle;
 pub(super) mod snapshot;

@@ -1,7 +1,8 @@
-//! The clock of one thread: its usage, and the part represented by samples.
+//! CPU time and the part of it represented by samples: of one thread (`ThreadClock`), and by program of processes
+//! that ended before a sample covered it (`UnsampledTime`).
 //!
-//! Input: polls, and samples as they are taken. Output: the weight of each sample, and the unsampled rest:
-//! together the thread's usage while recorded.
+//! Input: polls, and samples as they are taken. Output: the weight of each sample, and the unsampled rest: together
+//! the thread's usage while recorded.
 
 use hashbrown::HashMap;
 

@@ -1,4 +1,5 @@
-//! Open waits: their stacks were walked when they began, and their lengths are reported later.
+//! Open waits (`OpenWaits`): their stacks were walked when they began, and their lengths are reported later.
+//! `WaitSampling` selects which of many short waits are walked.
 
 use hashbrown::HashMap;
 

@@ -1,5 +1,7 @@
 //! Conversion of weights to counts: nanoseconds during a recording, whole periods of 1/hz at its end.
 //!
+//! `Counts` converts; `WeightedStacks` has the stacks and lost time with their weights.
+//!
 //! A sample weighs 0.97 or 1.04 periods. Random rounding of each one, unbiased on average, would increase the
 //! scatter of all shares by a third. So the time of each stack is added up first and rounded once. Stacks are
 //! taken in tree order; the rounded sum of all times so far is their total count. So each function below the same

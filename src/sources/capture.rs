@@ -1,4 +1,5 @@
-//! Registers and stack bytes of a thread at one moment, as sources deliver them.
+//! Registers and stack bytes of a thread at one moment, as sources deliver them (`Capture`), with ranges outside of
+//! the copied bytes that were read at that moment (`PrefetchedWords`).
 
 use super::ThreadStatus;
 use crate::addr::{Avma, LookupAvma};

@@ -1,5 +1,7 @@
 //! The debug map of a linked Mach-O image: its addresses → the object files with their DWARF.
 //!
+//! `objects` reads the map; `Archive` finds a member of a static library.
+//!
 //! Apple's linkers leave DWARF in the object files, and record in the symbol table which function came from which
 //! (stabs). Input: an image, hostile, and sorted addresses. Output: object files, each with the translated
 //! addresses. Not for: reading the DWARF (see `dwarf`), images with a dSYM, where `dsymutil` has merged

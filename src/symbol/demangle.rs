@@ -1,6 +1,8 @@
 //! Mangled name → readable name: Rust (legacy and v0), C++ (Itanium ABI), and Swift through the caller's
 //! [`Demangler`].
 //!
+//! `demangle` is that; `shorten` leaves the arguments of templates and generics out.
+//!
 //! Input: a name from a file, hostile. Output: the readable name, or the unchanged name if its mangling is unknown
 //! or it exceeds a limit. Not for: escaping for output formats, D, or MSVC names.
 

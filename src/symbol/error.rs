@@ -1,9 +1,10 @@
 //! The reasons why a file with debug information cannot be used.
 //!
+//! [`Why`](super::Why) is the reason of an address without a name, and `Style` how names are written.
+//!
 //! [`SectionError`] is about one compressed section, [`DebugFileError`] about a separate file with symbols or
 //! DWARF, [`ObjectFileError`] about files referred to by a debug map. Each is one line of text without the path,
-//! which the caller knows, and keeps its cause. Not for: addresses without a name, which are values with a reason
-//! ([`Why`](super::Why)).
+//! which the caller knows, and keeps its cause. Addresses without a name are values, no errors.
 
 use std::error::Error;
 use std::fmt;

@@ -1,11 +1,12 @@
-//! Names of JIT code: the lines of `/tmp/perf-PID.map`, or the loads of a jitdump (`jitdump.rs`).
+//! Names of JIT code: the lines of `/tmp/perf-PID.map` (`JitNames`), the loads of a jitdump (`Load`), or else the
+//! name of the runtime (`JitRuntimes`).
 //!
-//! Input: the text, hostile, and sorted addresses. Output: a name for each address, and the number of malformed
-//! lines. Node (`--perf-basic-prof`), Java agents and .NET (`DOTNET_PerfMapEnabled=1`) write it as they compile,
-//! so it is read after the recording; of several lines for an address the last one counts, since code is moved and
-//! replaced.
+//! Input: the files, hostile, and sorted addresses. Output: a name for each address, and the number of malformed
+//! lines. Node (`--perf-basic-prof`), Java agents and .NET (`DOTNET_PerfMapEnabled=1`) write the map as they
+//! compile, so it is read after the recording; of several lines for an address the last one counts, since code is
+//! moved and replaced.
 //!
-//! Format: `START SIZE name`, numbers in hex without prefix (Linux
+//! Format of the map: `START SIZE name`, numbers in hex without prefix (Linux
 //! `tools/perf/Documentation/jit-interface.txt`).
 
 use std::collections::BTreeMap;

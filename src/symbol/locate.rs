@@ -1,5 +1,7 @@
 //! Finds the files with an image's symbols and DWARF: its own, or separate ones.
 //!
+//! `locate` searches by format: ELF, then dSYMs of Mach-O; `Supplement` is the file that several debug files share.
+//!
 //! Input: an image, and [`Files`] that opens paths. Output: files that certainly belong to the image, and the
 //! reasons for refusing others. Not for: reading their content.
 //!

@@ -1,5 +1,7 @@
 //! Names for code addresses, each unique address looked up once, after the recording.
 //!
+//! `symbolicate` does it, `Names` is the result, `Options` what is requested.
+//!
 //! Input: the distinct frames of a trie and the images of the process. Output: a name for each frame; frames
 //! without one are counted by reason. Nothing here runs while a target is sampled. Not for: opening files, or
 //! selecting what an output shows.

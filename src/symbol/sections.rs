@@ -1,4 +1,5 @@
-//! The sections of a file by name, in any format, uncompressed.
+//! The sections of a file by name, in any format, uncompressed, and the relocations of debug sections of a Mach-O
+//! object file (`Relocations`).
 //!
 //! Input: the bytes of an ELF, Mach-O or PE file, hostile. Output: names, locations and contents. Uncompressed
 //! sections are not copied. Not for: symbols (see `table`), DWARF.

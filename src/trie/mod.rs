@@ -1,5 +1,8 @@
 //! The hashed call-stack trie: one node per distinct (parent, frame), counts on the node.
 //!
+//! `Trie` has the stacks, `Children` the children of its nodes, `Full` its limits; the last part gives the order in
+//! which stacks are read.
+//!
 //! Memory grows with distinct stacks, not with time. A known stack is found by one hash of the whole stack,
 //! without a walk; a new one costs only the part that it does not share with the previous new stack. Input:
 //! frames, root first or leaf first, and weights. Output: stacks in an order that depends only on the stacks. No

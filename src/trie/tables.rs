@@ -1,6 +1,8 @@
 //! The tables of the trie: frames by content, nodes by key (parent and frame), leaves by the fingerprint of their
 //! whole stack.
 //!
+//! `FrameTable`, `NodeTable` and `LeafTable` are the tables, `Fingerprint` the hash of a stack.
+//!
 //! Each numbers its entries from 0 without gaps and finds them by a hash of the stored content, so its index is
 //! four bytes an entry. The tables enforce the limits.
 

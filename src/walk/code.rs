@@ -1,5 +1,6 @@
-//! The walker's interface to the code of a target. Input: addresses; output: bytes of code, unwind information,
-//! bounds of functions. Implemented for images and JIT code by `images`.
+//! The walker's interface to the code of a target (`Code`). Input: addresses; output: bytes of code, unwind
+//! information, bounds of functions. Implemented for images and JIT code by `images`. `Glance` is a copy of a few
+//! bytes, `Reader` reads code along paths.
 
 use std::ops::Range;
 

@@ -1,7 +1,8 @@
 //! Follows frame records: each holds the caller's frame pointer and, one word above it, the return address.
-//! [`Processor::FRAME_RECORD_AT`] is the offset of a record from its frame pointer. Input: the first frame
-//! pointer; output: one look-up address per record. The processor's `leaf.rs` finds the caller of a leaf without a
-//! record. Not for 32-bit Arm, where compilers differ in their records (`arm/unwinder.rs`).
+//! [`Processor::FRAME_RECORD_AT`] is the offset of a record from its frame pointer. Input: the first frame pointer;
+//! output: one look-up address per record. `Facts` caches what walks by frame pointers ask of code. The processor's
+//! folder finds the caller of a leaf without a record. Not for 32-bit Arm, where compilers differ in their records
+//! (`arm/unwinder.rs`).
 
 use super::frames::{Frames, Method};
 use super::image_facts::Table;

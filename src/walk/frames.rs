@@ -1,4 +1,6 @@
-//! The frames found by a walk, with the method that found each, and the methods of walking.
+//! The result of a walk (`WalkResult`): the frames found (`Frames`), with the method that found each (`Method`),
+//! and why it ended (`StackEnd`). `UnwindMethod` is how to walk; `Frame` is one frame with all its registers, and
+//! the step to its caller that processors share.
 
 use std::marker::PhantomData;
 

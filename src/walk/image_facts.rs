@@ -2,6 +2,9 @@
 //! thousand times. Input: code addresses and facts about them; output: the same facts, at any address and in any
 //! process.
 //!
+//! `ImageFacts` are the facts, `Scope` decides which are shared; `Table` is the table of facts about code
+//! addresses, also of one process.
+//!
 //! A fact is shared only if it depends on nothing but the bytes of one mapping of one file: [`Scope`] monitors the
 //! requests while it is learned. If two processes map the same part of the same file, all requests within it have
 //! the same answer (see [`FilePlace`]). Code in memory only belongs to one process.

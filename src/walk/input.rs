@@ -1,4 +1,6 @@
-//! The input of a walk: the copied stack and its bounds, memory around it, and the target's code.
+//! The input of a walk (`Input`): the copied stack and its bounds, memory around it (`OuterStack`, `OtherStack`),
+//! and the target's code. `Failure` says why an address or a word cannot be used; `StackBytes` and `Words` read the
+//! copied stack.
 
 use super::code::Code;
 use super::frames::StackEnd;

@@ -3,10 +3,10 @@
 //!
 //! Pure: no OS calls, no clock. Allocates only its caches and the caller's frame buffer. `engine/` walks by unwind
 //! information and code, with the parts common to all processors: proof, completeness, frame switches, cached
-//! rules. `fp/` follows frame records, `flow/` instructions. `processor.rs` describes a processor, and each has a
-//! folder: `x86_64/`, `x86/` (i386), `aarch64/`, `arm/`; the first two share `intel/`. `runtimes/` has the
-//! conventions of language runtimes and C libraries. `code.rs` and `input.rs` are the input of a walk; `frames.rs`
-//! and `frames.rs` are its result.
+//! rules. `fp.rs` follows frame records, `flow/` instructions. `processor.rs` describes a processor, and each has a
+//! place: `x86_64/`, `x86.rs` (i386), `aarch64/`, `arm/`; the first two share `intel/`. `runtimes/` has the
+//! conventions of language runtimes and C libraries. `code.rs` and `input.rs` are the input of a walk, `frames.rs`
+//! is its result.
 
 pub(super) mod aarch64;
 mod arm;

@@ -1,6 +1,8 @@
 //! The walker's view of a processor: its registers by DWARF number, the effects of its instructions, and the code
 //! that starts and ends threads. The trait is implemented by the type of its registers (`arch::X86_64`);
 //! `arch::Arch` is its name, and the folder of that name has the rest.
+//!
+//! `body_row` is the row at an address whose unwind information describes bodies of functions only (Mach-O).
 
 use super::flow::paths::{Effect, FlowState};
 use super::frames::Method;

@@ -1,6 +1,5 @@
-//! Walking on i386, with the code in `intel/` that it shares with x86_64. `methods.rs` implements `Unwind` for the
-//! engine, `records.rs` and `leaf.rs` walk by frame pointers; `start.rs` and `record.rs` recognize start code and
-//! prologues.
+//! Walking on i386, with the code in `intel/` that it shares with x86_64: implements `Processor` and `Unwind` for
+//! the engine, walks by frame pointers with the caller of the leaf, and recognizes frame records and start code.
 //!
 //! Differences from x86_64: words of four bytes, no red zone, arguments on the stack (a function may pop them on
 //! return), and calls of the next instruction, which read their own address. The stack is not scanned.

@@ -1,8 +1,11 @@
-//! The functions of an ELF file as ranges, for following code from its entry.
+//! Functions and variables of an ELF file, found by address or by name, as far as following code and probing
+//! allocators need them.
 //!
-//! Input: the bytes of a file, hostile. Output: address -> range. The start must be an entry: symbols of function
-//! type, functions listed by Go programs, and the sections `.init` and `.fini`, each a single function. Not for:
-//! names (see `symbol::table`), or functions known only from unwind information.
+//! Input: the bytes of a file, hostile. `Functions`: address -> range of the function; the start must be an entry:
+//! symbols of function type, functions listed by Go programs, and the sections `.init` and `.fini`. `find_entries`:
+//! entry points by name; `find_variables`: addresses of variables; `find_structures`: offsets of members of C
+//! structures, by debug information. Not for: names of addresses (see `symbol::table`), or functions known only
+//! from unwind information.
 //!
 //! Names are read on look-up: those of a compiler are 20 MB, which would all become resident.
 

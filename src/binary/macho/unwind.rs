@@ -1,5 +1,8 @@
 //! The unwind information of a Mach-O image: the rule for the caller in the body of the function at an address.
 //!
+//! `Unwind` searches both sections; `Entry` and `CompactRow` are an entry of compact unwind information and what it
+//! means.
+//!
 //! Input: a summary and the bytes it was read from (a file, or an image in memory, including one of a shared
 //! cache: the sections are in `__TEXT`). Output: a [`Body`]. `__unwind_info` refers to `__eh_frame` for some
 //! functions; files without the former are searched in the latter.

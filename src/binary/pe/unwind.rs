@@ -1,5 +1,8 @@
 //! The function table of a PE file for x86_64 (`.pdata`): the function at an address, and its rows.
 //!
+//! `Functions` finds the `Entry` of an address, `UnwindInfo` has the operations of a prologue, `epilogue_row`
+//! follows an epilogue.
+//!
 //! Input: a summary and the file's bytes, hostile. Output: bounds, a [`Row`] in the body or the prologue.
 //! Epilogues are not described (see [`epilogue`](self)). By the ABI a function without an entry saves
 //! nothing and calls nothing; assembly violates this, so these functions get no row.

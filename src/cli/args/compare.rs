@@ -1,4 +1,5 @@
-//! Options shared by `diff` and `gate`: matching of functions, report outputs, percentages. No I/O.
+//! `stackprof diff` and `stackprof gate`: their clap flags (`DiffFlags`, `GateFlags`) and parsed requests (`Diff`,
+//! `Gate`), and the options that they share: matching of functions, report outputs, percentages. No I/O.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;

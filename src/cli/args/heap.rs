@@ -1,4 +1,4 @@
-//! `stackprof heap`: its clap flags and parsed request. No I/O.
+//! `stackprof heap`: its clap flags (`HeapFlags`) and the parsed request (`Heap`). No I/O.
 
 use std::ffi::OsString;
 

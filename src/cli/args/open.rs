@@ -1,4 +1,5 @@
-//! `stackprof open`: the file and how to show it. No I/O.
+//! `stackprof open`: the file and how to show it (`Open`), and the viewer that shows a profile, also after a
+//! recording (`ViewerOptions`). No I/O.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

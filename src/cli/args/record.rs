@@ -1,5 +1,5 @@
-//! The options of `stackprof`, `record` and `demo`, parsed into a [`RecordOptions`], or one usage
-//! error.
+//! The options of `stackprof`, `record` and `demo`, parsed into a [`RecordOptions`], or one usage error. `Source`
+//! is where samples come from; `ProcessArguments` select the processes.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::RangeInclusive;

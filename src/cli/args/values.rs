@@ -1,4 +1,5 @@
-//! Option values shared by several commands, and their errors.
+//! Option values shared by several commands, and their errors: numbers and percentages, destinations and formats
+//! (`Output`), options of flame graphs (`GraphOptions`), time ranges.
 
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;

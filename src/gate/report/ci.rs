@@ -1,4 +1,5 @@
-//! The verdict as JSON with stable keys; docs/json.md lists them.
+//! The verdict for programs: JSON with stable keys (docs/json.md lists them), JUnit XML for CI systems, and
+//! workflow commands of GitHub Actions.
 //!
 //! Relative changes are fractions (0.05 is 5 %), null for new functions.
 

@@ -1,5 +1,8 @@
 //! A verdict as text for the terminal, a comment on a change, a program or a CI system.
 //!
+//! `headline` is the first line, `text` the report for the terminal, `markdown` the comment; `ci.rs` has the
+//! formats for programs.
+//!
 //! Input: a [`Report`]. Output: text; the first line is the verdict. Only formats.
 
 pub mod ci;

@@ -1,5 +1,7 @@
 //! Reads a file of any known format as a saved profile.
 //!
+//! `foreign_advice` and `json_advice` recognize files that are not profiles and say what to do.
+//!
 //! The content determines the format; the file name is for messages only. Input: bytes, hostile. Output:
 //! [`SavedProfile`], or one line with the file and the position. All memory is bounded: packed files by
 //! [`RATIO_MAX`] and [`SMALL_BYTES_MAX`], formats by their own limits.

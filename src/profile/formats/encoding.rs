@@ -1,7 +1,8 @@
-//! Text other than UTF-8: UTF-16 with a byte order mark, and single bytes as Latin-1.
+//! Encodings around a profile: text other than UTF-8 (UTF-16 with a byte order mark, single bytes as Latin-1), and
+//! the members of a gzip file.
 //!
-//! Windows shells write the former; old tools and file names have the latter. Each byte of Latin-1 is a
-//! separate character, so that distinct names stay distinct.
+//! Windows shells write UTF-16; old tools and file names have the latter. Each byte of Latin-1 is a separate
+//! character, so that distinct names stay distinct.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,15 +1,13 @@
 //! The Firefox Profiler's processed format, version 55, written and read back.
 //!
-//! Format:
-//! <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
-//! Threads are written one by one (`firefox/thread.rs`), so that the tables of only one are in memory. If the
-//! times of samples are known, each thread of the recording is a thread of the file (`firefox/thread.rs`). In
-//! other profiles each count is a sample, one period after the previous one of its thread: trees, totals and
-//! CPU time are those of the recording, the order is not. Beyond `SAMPLES_MAX` a sample represents several
-//! counts and takes as many periods; without a rate there is no time, and a sample for each distinct stack.
-//! The format has no place for the duration and target of the recording, which have a custom key
-//! (`json.rs`). Reading covers what these files need: stacks, names, threads, weights (`firefox/read.rs`),
-//! also with binary columns (`firefox/read.rs`).
+//! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
+//! Threads are written one by one (`firefox/thread.rs`), so that the tables of only one are in memory. If the times
+//! of samples are known, each thread of the recording is a thread of the file. In other profiles each count is a
+//! sample, one period after the previous one of its thread: trees, totals and CPU time are those of the recording,
+//! the order is not. Beyond `SAMPLES_MAX` a sample represents several counts and takes as many periods; without a
+//! rate there is no time, and a sample for each distinct stack. The format has no place for the duration and target
+//! of the recording, which have a custom key (`json.rs`). `firefox/read.rs` reads what these files need: stacks,
+//! names, threads, weights, also with binary columns.
 
 pub mod libraries;
 pub(super) mod read;

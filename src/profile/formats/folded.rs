@@ -1,7 +1,7 @@
-//! Folded stacks: `process;frame;frame COUNT`, root first, one line per distinct stack.
+//! Folded stacks, written and read: `process;frame;frame COUNT`, root first, one line per distinct stack.
 //!
-//! Input: stacks by name, already in the order of their lines. Output: the lines. `folded_read.rs` reads
-//! them.
+//! `write` gets stacks by name, already in the order of their lines. `read` takes text in any order, of any size,
+//! and adds equal stacks up.
 
 #[cfg(test)]
 mod folded_read_tests;

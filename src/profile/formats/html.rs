@@ -1,5 +1,8 @@
 //! One HTML file that shows a profile, or a comparison of two, without a network or a server.
 //!
+//! `Page` is the request, `Header` the JSON part of the data; `Matching` says how two profiles are merged,
+//! `CodeReader` where source and instructions come from.
+//!
 //! Input: [`SavedProfile`] profiles. Output: a page (`html/page.rs`) with the files of src/html as script and style;
 //! the data are tables of numbers and a list of strings (`html/tables.rs`), gzipped and in base64. Nothing
 //! else in the file comes from a profile, so nothing of it can be markup. docs/html.md describes the data

@@ -1,6 +1,7 @@
-//! The recording, in a custom key, since the viewers' JSON formats have no place for it.
+//! What the viewers' JSON formats share: the recording in a custom key (`Extra`), lists of numbers (`Lists`), and
+//! times of samples by thread (`ThreadTimes`).
 //!
-//! It is at the top of the file as `stackprof`, which other readers skip. Without it the duration and losses
+//! The key is at the top of the file as `stackprof`, which other readers skip. Without it the duration and losses
 //! of the recording are lost, and comparisons would assume a whole recording.
 
 use std::borrow::Cow;

@@ -1,5 +1,7 @@
 //! Converts the output of `perf script` to a saved profile.
 //!
+//! `ScriptReader` keeps the state between lines; `EventLine` and `FrameLine` parse one.
+//!
 //! Input: events, each a line `comm pid/tid [cpu] time: period event:`, followed by the stack, leaf first,
 //! with a line `address symbol+0x1f (module)` each. Output: [`SavedProfile`] with addresses, modules and source
 //! lines. An event weighs its period if periods vary, as in perf report, else it is one sample; only events

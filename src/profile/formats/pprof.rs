@@ -1,5 +1,7 @@
 //! pprof: gzipped protocol buffers, read and written without loss.
 //!
+//! The facts are converted here (`to_comments`, `take_comment`), and the messages of profile.proto are defined.
+//!
 //! Format: <https://github.com/google/pprof/blob/main/proto/profile.proto>. Data without a field is where
 //! other tools show it: the root of a stack in labels (`process`, `thread` and `tid`, `state`, `incomplete`),
 //! facts about the recording in comments (`stackprof.command: ./work`). Profiles of other programs are read

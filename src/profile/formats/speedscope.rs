@@ -1,10 +1,9 @@
 //! speedscope's JSON: sampled profiles, one for each thread, read and written.
 //!
-//! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by one, so that
-//! memory does not grow with the size of the file. If times are known, the samples of a thread are in their
-//! order. The format has neither addresses nor the rate; other data is in a custom
-//! key (`json.rs`), which the schema allows. `speedscope/read.rs` reads sampled profiles,
-//! `speedscope/read.rs` evented ones.
+//! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by one, so that memory does
+//! not grow with the size of the file. If times are known, the samples of a thread are in their order. The format
+//! has neither addresses nor the rate; other data is in a custom key (`json.rs`), which the schema allows.
+//! `speedscope/read.rs` reads sampled and evented profiles.
 
 mod read;
 

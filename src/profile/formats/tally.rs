@@ -1,5 +1,7 @@
 //! Counts the valid and invalid parts of a file, and decides what follows.
 //!
+//! `Tally` counts, `Malformed` is an error without the file's name, `Fractions` adds fractional counts up exactly.
+//!
 //! Input: each line or sample, valid, or skipped with its position and reason. Output: remarks for the user,
 //! or an error: in strict reading at the first skipped one, always if more than half were skipped. Readers
 //! decide nothing; limits and broken containers are separate errors.

@@ -1,8 +1,9 @@
-//! The stacks of a profile as names, for folded text, flame graphs and comparisons.
+//! The stacks of a profile as names: `ByName` for folded text, flame graphs and comparisons, `ByThread` for formats
+//! that separate threads.
 //!
-//! Input: a [`SavedProfile`]. Output: a tree of names that merges stacks with equal names. Its order is
-//! that of the bytes of the folded lines (`LC_ALL=C sort`), so that folded text is written line by
-//! line without building a string per stack.
+//! Input: a [`SavedProfile`]. Output: a tree of names that merges stacks with equal names. Its order is that of the
+//! bytes of the folded lines (`LC_ALL=C sort`), so that folded text is written line by line without building a
+//! string per stack.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;

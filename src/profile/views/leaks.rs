@@ -1,5 +1,8 @@
 //! Memory in use by the callers of the allocator.
 //!
+//! `Leak` is a row of the table, `divide` tells sites apart by their callers; the last part has the bytes in use
+//! over time of these callers.
+//!
 //! Input: a heap profile of a recording. Output: [`Leak`]s, the largest first. Allocation wrappers (operator new,
 //! xmalloc, the containers of Rust and C++) are skipped: nobody looks for a leak in them. Those of the program are known
 //! by their name and by what they call.

@@ -1,5 +1,8 @@
 //! Threads and processes of a target that is driven by stops, from first sight to end, and the resulting profile.
 //!
+//! `TargetProcesses` are the processes as the driver sees them; `CpuBalance` counts their CPU time that no known
+//! thread used.
+//!
 //! The recorder knows a process from its first sample on: most processes shorter than a tick have none.
 
 use hashbrown::HashMap;

@@ -1,6 +1,7 @@
-//! Parses the stub's target description: processor, system, and the registers in the order in which they are
-//! sent. Input: the documents of `qXfer:features:read` (target.xml and its includes), or the replies to
-//! lldb's `qRegisterInfo`; hostile. Output: plain values. Pure.
+//! The stub's target description: processor, system, and the registers in the order in which they are sent
+//! (`Description`); and their offsets in the stub's replies (`Layout`), by which replies become `Registers`. Input:
+//! the documents of `qXfer:features:read` (target.xml and its includes), or the replies to lldb's `qRegisterInfo`;
+//! hostile. Pure.
 //!
 //! Format: "Debugging with GDB", appendix G "Target Descriptions"; LLVM, docs/resources/lldbgdbremote.md.
 

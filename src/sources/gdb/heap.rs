@@ -1,5 +1,8 @@
 //! Allocations and frees behind a stub: breakpoints at allocator functions and at their return addresses.
 //!
+//! `GdbHeap` traces the target, `AllocatorNames` finds its allocator, `Breakpoints` sets and clears,
+//! `GdbHeapSource` is what the sampler calls.
+//!
 //! Input: a stopped or running target behind a stub in all-stop mode, a board or an emulator. Output: each
 //! block with the registers and the stack of the call that allocated it, and each freed block; nothing is
 //! sampled. The target is stopped twice per allocation and once per free. Dropping it clears the breakpoints

@@ -1,5 +1,8 @@
 //! The target's code mappings and the files behind them.
 //!
+//! `Images` decides; the parsers below it read debugserver's list (`MachImage`), and a process's maps or its
+//! dynamic loader's list.
+//!
 //! A path alone proves nothing: the stub may run on another machine. A local file is used only if its head
 //! (ELF header, program headers, build id) equals the one in the target's memory; otherwise the file is read
 //! through the stub, if that serves files while the target runs. Firmware has no head in memory, and RAM

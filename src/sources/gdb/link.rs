@@ -1,5 +1,6 @@
-//! Packets to and from a stub, over a byte stream: acknowledgement and retransmission if the stub requires
-//! them, a queue of notifications, and a deadline for every wait.
+//! Packets to and from a stub, over a byte stream (`Link`): acknowledgement and retransmission if the stub requires
+//! them, a queue of notifications, and a deadline for every wait. `Decoder` and `encode` are the encoding of
+//! packets, and functions for hexadecimal digits follow.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Reads target memory: many ranges in the fewest round trips, each up to the first unreadable byte.
+//! Reads target memory, many ranges in the fewest round trips, each up to the first unreadable byte; and files on
+//! the stub's system, which some stubs serve.
 
 use super::link;
 use super::session::{PAGE_BYTES, Stub};

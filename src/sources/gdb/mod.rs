@@ -1,15 +1,15 @@
 //! A target behind a stub of the gdb remote protocol: QEMU, OpenOCD, J-Link, gdbserver, lldb-server, Apple's
 //! debugserver. Compiled on all systems.
 //!
-//! `transport.rs` has the bytes, `link.rs` their encoding, `link.rs` ordered packets, `session.rs` requests
-//! and replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` build on
-//! these. `description.rs` and `layout.rs` describe the target; `images.rs` and `images.rs`
-//! its mappings; `waits.rs` decides which threads wait; `tasks/` finds the tasks of an operating system that
-//! the stub does not know. `stops.rs` makes the captures, `target.rs` implements the sampler's trait. `heap/`
-//! traces an allocator with breakpoints; a CPU recording sets none, and neither writes memory or registers.
+//! `transport.rs` has the bytes, `link.rs` packets and their encoding, `session.rs` requests and replies. `run.rs`
+//! (stop, continue, detach), `threads.rs` (list, names, registers, and which threads wait) and `memory.rs` build on
+//! these. `description.rs` describes the target and its registers, `images.rs` its mappings; `tasks.rs` finds the
+//! tasks of an operating system that the stub does not know. `stops.rs` makes the captures, `target.rs` implements
+//! the sampler's trait. `heap.rs` traces an allocator with breakpoints; a CPU recording sets none, and neither
+//! writes memory or registers.
 //!
-//! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a
-//! deadline. A failing stub gets a detach request.
+//! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a deadline. A
+//! failing stub gets a detach request.
 
 pub mod description;
 mod heap;

@@ -1,5 +1,7 @@
 //! Stops and continues the whole target, and handles stop replies.
 //!
+//! `Run` is the run state of target and threads, `StopReply` a parsed stop reply.
+//!
 //! The mode depends on the stub: in *all-stop* mode the byte 3 stops everything, and a running target cannot
 //! be queried; in *non-stop* mode `vCont;t` stops threads, each thread reports its stop separately, and files
 //! and memory can be read at any time. A signal of the target for which a stub stops is forwarded.

@@ -1,6 +1,6 @@
 //! Stops of the whole target to copy registers and stacks of its threads, in the fewest round trips: the stop
-//! itself, all registers, all stacks. Waiting threads are recognised by their program counter (`waits.rs`),
-//! which no stub reports before a stop.
+//! itself, all registers, all stacks. `Stops` has the requests and their outcomes. Waiting threads are recognized
+//! by their program counter (`threads.rs`), which no stub reports before a stop.
 
 use std::collections::VecDeque;
 

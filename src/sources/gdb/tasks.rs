@@ -1,9 +1,11 @@
 //! Tasks of FreeRTOS behind a stub that does not know them (QEMU, OpenOCD without `-rtos`): their list and
 //! names, the running one, and the registers of the others.
 //!
-//! Input: the kernel's variables (`kernel.rs`) and the memory of a stopped target; hostile, so lists are
-//! bounded, and invalid ones are ignored. Output: tasks and registers. A list being changed at
-//! a stop may lack some: a task is dropped when it is missing twice.
+//! `Tasks` reads them, `Port` finds the saved registers of one, `Kernel` the variables and the layout of lists.
+//!
+//! Input: the kernel's variables (`Kernel`) and the memory of a stopped target; hostile, so lists are bounded, and
+//! invalid ones are ignored. Output: tasks and registers. A list being changed at a stop may lack some: a task is
+//! dropped when it is missing twice.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
-//! The threads of a target: their list, names and registers, by requests to the stub.
+//! The threads of a target: their list, names and registers, by requests to the stub; and whether a stopped thread
+//! was waiting (`ThreadState`), by its registers and the code at its program counter.
 
 use hashbrown::HashMap;
 use quick_xml::Reader;

@@ -1,5 +1,7 @@
 //! The byte stream to the stub: a TCP connection, or a command's standard input and output. Input: the
 //! address of the stub. Output: bytes, or an error of one line. A simulated stub is another [`StubStream`].
+//!
+//! `ConnectionError` says why a connection failed.
 
 use std::fmt;
 use std::io::{self, Read, Write};

@@ -1,5 +1,8 @@
 //! A process of a command: its rings, one for each program that it runs, and their events.
 //!
+//! `RecordedProcess` reads; `HeapProcess` is what each system answers about a process; `ImageLists` says which
+//! images it had at a sample.
+//!
 //! Input: rings, in order of their sequence numbers. Output: events with times that increase.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

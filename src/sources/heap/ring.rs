@@ -1,5 +1,7 @@
 //! The ring of one process: records that the heap shim wrote, copied out and checked.
 //!
+//! `Ring` reads, `RingClock` converts its times to those of the recording, `fill` makes a capture of a record.
+//!
 //! Input: a file that the recorded process can write to, truncate or fill with anything. Output: [`Record`]s.
 //! Uses read and write system calls: access through a mapping would raise SIGBUS if the file was truncated.
 #![allow(unsafe_code)]

@@ -1,4 +1,6 @@
-//! Reads the rings of all processes of a command in batches, and reports ordered events.
+//! Reads the rings of all processes of a command in batches, and reports ordered events (`HeapSource`).
+//! `BatchInterval` decides when the rings are read next, `BoxPool` reuses buffers, `RingLosses` adds up records
+//! that did not fit.
 
 // With processes of Linux.
 #[cfg(all(test, target_os = "linux"))]

@@ -1,5 +1,7 @@
 //! Files in the mount namespace of a target, also after it has exited.
 //!
+//! `TargetFiles` opens them; `FilePages` releases their resident pages above a bound.
+//!
 //! The target's root directory is opened when attaching, and files are opened below it (`target_file`).
 //! Absolute links are resolved in that root, not in ours.
 

@@ -1,6 +1,9 @@
 //! A process's executable mappings, with the bytes of exactly the mapped files. Input: /proc/PID/maps.
 //! Output: images, or why a file cannot be used.
 //!
+//! `Maps` lists them, `MappedFile` is a file of which it is certain; `MappingOrigins` finds the file of code that
+//! was moved to anonymous memory, or read there by Wine.
+//!
 //! A path is not enough: the file may have been deleted or replaced, and belongs to the target's mount
 //! namespace. Device and inode are compared; if a filesystem reports others through stat(2) than in maps
 //! (overlayfs, btrfs), the head of the file is compared with the mapped one. The target controls the path, so

@@ -1,6 +1,9 @@
 //! Starts a command that is traced from its first instruction after `exec`, and otherwise runs as if started
 //! without the profiler.
 //!
+//! `Launch` is the command, `Account` the user that it runs as, `InputFilter` keeps one of another user from typing
+//! into root's terminal.
+//!
 //! The new process waits on a pipe between `fork` and `exec` until it is seized. Until then it only makes
 //! async-signal-safe calls (signal-safety(7)): all else is prepared before, and it ends without a word if this process ends.
 //! The thread that [`serves`](Requests::serve) forks it while the sampler's thread waits, because the result is known

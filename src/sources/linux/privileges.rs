@@ -1,5 +1,8 @@
 //! Drops capabilities and ids that a thread of the profiler does not need in a phase of a recording.
 //!
+//! `restrict` drops what a `Role` does not need, by calls for one thread only (`Rights`); `reserve_for_this_thread`
+//! reserves CPU time for the reader of samples.
+//!
 //! Input: a [`Role`], and the processes of the recording. Effect: fewer capabilities and ids of the calling thread. They
 //! are per thread: the sampler keeps what its source needs, the main thread what names and outputs need; the threads for
 //! signals and the progress line keep none. A launched command is forked before any thread drops anything. Without

@@ -1,4 +1,6 @@
-//! Parses the files of /proc that the backend reads: bytes in, values out, no I/O.
+//! What /proc tells: parsers of its files (bytes in, values out, no I/O); the threads of a process; running
+//! processes with their names; whether a process found by name is still the same (`ProcessDescriptor`); and the
+//! stack of a waiting thread (`capture`).
 //!
 //! Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_maps(5); schedstat is
 //! Documentation/scheduler/sched-stats.rst: CPU time, wait time (ns), times put on a CPU.

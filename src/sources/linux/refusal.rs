@@ -1,7 +1,9 @@
 //! Explains why a process cannot be attached or sampled, and what to do about it.
 //!
-//! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons; the user needs
-//! the actual one and the command that changes it: `refusal/causes.rs` observes, `causes.rs` is the table of causes.
+//! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons; the user
+//! needs the actual one and the command that changes it: `refusal/causes.rs` observes the facts and has the table
+//! of causes. Messages about commands that cannot be run, and `why_not_running` for processes that use no CPU time,
+//! are here, too.
 
 mod causes;
 

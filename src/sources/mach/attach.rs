@@ -1,5 +1,6 @@
-//! Begins a recording: gets the task port of a running process, or starts a command suspended until it is
-//! attached. Input: a pid or a command. Output: a target, or an error.
+//! Begins a recording: gets the task port of a running process, or starts a command suspended until it is attached.
+//! Input: a pid or a command. Output: a target, or an error. `OwnedTask` is a right to a port, released when it is
+//! dropped.
 
 use std::ffi::OsString;
 

@@ -1,8 +1,8 @@
 //! A command with allocations sampled by the heap shim, which dyld inserts, and the processes that it starts.
 //!
-//! Needs no right to a task: the shim writes records and image lists into files, which `crate::sources::heap` reads.
-//! `process.rs` answers what that asks of a process, `image_list.rs` reads the list, `reasons.rs` says why a program
-//! cannot be recorded.
+//! Needs no right to a task: the shim writes records and image lists into files, which `crate::sources::heap`
+//! reads. `MacProcess` answers what that asks of a process, `ImageList` reads the list, `why_no_allocations` says
+//! why a program cannot be recorded.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

@@ -1,5 +1,7 @@
 //! The bytes of an image of the target: its code and its symbols.
 //!
+//! `bytes` finds them; `Jit` is code without an image, `MacFiles` opens files and asks Spotlight.
+//!
 //! An image of the shared cache is in this process, too, at the same address, if both use the same cache:
 //! nothing is copied. Others are read from their file, if its UUID is that of the loaded image, or else
 //! copied from the target's memory right away: it may have exited when names are needed. All images of a

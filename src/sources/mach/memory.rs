@@ -1,5 +1,7 @@
 //! Reads memory of a task: all of a range, up to the first unreadable page, or up to a terminating NUL.
 //!
+//! `Memory` reads; `Stack` knows the end of a thread's stack and copies its bytes.
+//!
 //! `mach_vm_read_overwrite` reads all or nothing, so every read that may reach past the end of a mapping is
 //! clipped at page ends. Addresses and lengths come from the target and may be anything.
 //!

@@ -1,5 +1,8 @@
 //! Stops: the whole task is held while registers and stacks of a few threads are copied.
 //! Everything possible is read before, or else after. Input: requests. Output: a capture for each, or why not.
+//!
+//! `Stops` are the requests, `Hold` suspends the task until it is dropped, `OnCpu` says which threads were on a
+//! CPU.
 
 use std::collections::VecDeque;
 

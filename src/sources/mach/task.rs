@@ -1,5 +1,7 @@
 //! The task of one program: the rights to it and to its threads, its memory and its code. An exec begins
 //! another task, and nothing of this one is valid there.
+//!
+//! `Task` is it; `BsdProcess` is the process, with a new task after each exec.
 
 use std::cell::OnceCell;
 

@@ -1,5 +1,8 @@
 //! The threads of a task: which exist, and the activity of each since its last poll.
 //!
+//! `Threads` lists them, `Thread` is one; below are the labels of dispatch queues (`LabelOffset`), the conversion
+//! of registers, and the clock of `mach_absolute_time` (`MachClock`).
+//!
 //! A list is an array in our memory and a reference to a port for each thread: the array is freed at once,
 //! and so is every reference except one for each known thread. While that one is kept its name means this
 //! thread; once freed it may mean another one. So a thread is identified by its `thread_id`. Reading it takes

@@ -1,4 +1,5 @@
-//! An open directory and a name in it.
+//! Where an output is written: an open directory and a name in it (`OutputPlace`), and the way from a path to it
+//! (`resolve`), one component at a time.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};

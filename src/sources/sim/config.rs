@@ -1,7 +1,7 @@
 //! The configuration of a simulated process: images, threads with scripts, times and faults.
 //!
-//! Plain data with public fields, so that a test can state one exact situation; `seeded.rs` generates random ones.
-//! Times are nanoseconds of the fake clock.
+//! Plain data with public fields, so that a test can state one exact situation; the last part generates random ones
+//! from a seed. `Faults` injects and counts the faults. Times are nanoseconds of the fake clock.
 
 use std::rc::Rc;
 

@@ -1,5 +1,7 @@
 //! A simulated process as a target: `--target sim:SEED`, and the basis of the sampler's tests.
 //!
+//! `SimTarget` is one process, `SimTree` several of them.
+//!
 //! Input: a [`SimConfig`] (from a seed, or stated in a test) and a fake clock. Output: the [`Target`] trait,
 //! deterministic to the nanosecond, with injected faults, and a [`SimLedger`] of the ground truth. No OS calls: it
 //! exists on every platform. Not a model of any CPU: no instructions execute, only stacks and times are real.

@@ -1,4 +1,5 @@
-//! An open regular file of a target, and its status.
+//! An open regular file of a target and its status (`TargetFile`), and files that a target names where it shares
+//! the profiler's file system (`LocalFiles`).
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};

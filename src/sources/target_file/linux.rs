@@ -1,4 +1,5 @@
-//! Opening on Linux: examined first (O_PATH), then reopened through /proc/self/fd.
+//! Opening on Linux: a path that a target names is resolved below the target's root (`Root`, `resolve`), the file
+//! is examined first (O_PATH), then reopened through /proc/self/fd.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;

@@ -1,5 +1,7 @@
 //! Opens an address or a file in the user's browser: `xdg-open`, or `open` on macOS.
 //!
+//! `write` makes the file that only its user can read.
+//!
 //! Under sudo the browser runs as the user who called it, and never as root. It has a separate process group,
 //! so that Ctrl-C ends only the profiler.
 #![allow(unsafe_code)]

@@ -1,4 +1,5 @@
-//! The sections of a file, and the functions at addresses by its debug information.
+//! The sections of a file (`Sections`), the functions at addresses by its debug information (`Debug`), and one unit
+//! of them, whose entries may be in another file (`SplitFiles`).
 
 use std::borrow::Cow;
 use std::fmt;

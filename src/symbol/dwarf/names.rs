@@ -1,5 +1,8 @@
 //! The name of an entry's function, through the entries that it refers to.
 //!
+//! `NameReader` follows references, `Texts` keeps readable names, `EnclosingScopes` finds the namespaces and
+//! classes around an entry.
+//!
 //! Input: entries, hostile. Output: mangled or plain names from the file; and readable names, each built once per
 //! thread.
 

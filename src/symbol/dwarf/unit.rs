@@ -1,5 +1,8 @@
 //! A unit and the attributes of its first entry, without its line table.
 //!
+//! `OpenUnit` is it, `Index` assigns addresses to units (`Job`); `Budget` bounds the work that a file may cause,
+//! `DwarfError` is the error of this room.
+//!
 //! Input: a unit's header, hostile. Output: the data for reading its entries. gimli's own `Unit::new` also reads
 //! the header of the line program, with the names of all its files, which costs more than everything else and is
 //! rarely needed.

@@ -1,5 +1,7 @@
 //! One pass over the entries of a unit: the functions at each address, including inlined ones.
 //!
+//! `walk` is the pass, `UnitFunctions` its result; `Lines` is one run of a unit's line program.
+//!
 //! Input: a unit, hostile, and the addresses in it, sorted. Output: the innermost function at each address, and
 //! the parent of each function. Names are built later, for the remaining functions.
 

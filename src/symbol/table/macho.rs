@@ -1,8 +1,8 @@
-//! Mach-O: symbol table, exports trie and function starts → one name per address.
+//! Mach-O: symbol table, exports trie and function starts → one name per address; and names of stubs.
 //!
 //! Input: the pieces of an image ([`Parts`]), hostile, from its file or from a target's memory. Output: a
-//! [`SymbolTable`] of symbols that do not overlap. Not for: locating the pieces (see `image::macho`), debug maps
-//! (stabs), names of stubs.
+//! [`SymbolTable`] of symbols that do not overlap. `Exports` is the trie, `Nlists` the raw symbol table, `Stubs`
+//! the names of stubs. Not for: locating the pieces (see `binary::macho`), debug maps (stabs).
 //!
 //! Format: `<mach-o/nlist.h>`, `<mach-o/stab.h>` and `<mach-o/loader.h>` of xnu.
 

@@ -1,6 +1,6 @@
-//! Walking on aarch64. `methods.rs` implements `Unwind` for the engine, `records.rs` and `leaf.rs` walk by frame
-//! pointers; `instructions.rs` executes instructions; `call.rs`, `start.rs` and `record.rs` recognize calls, start
-//! code and prologues.
+//! Walking on aarch64. This file implements `Processor` and `Unwind` for the engine and recognizes calls
+//! (`is_call`); `record.rs` walks by frame pointers and recognizes functions that keep a frame record;
+//! `instructions.rs` executes instructions; `start.rs` recognizes start code and threads that have run nothing.
 //!
 //! Differences: the return address is in the link register until a function saves it, so the row of a leaf may
 //! refer to the link register; rows of other frames cannot. Return addresses may carry a signature above the bits

@@ -1,6 +1,6 @@
-//! aarch64: whether fp points to the frame record of the function at a program counter, or to its caller's. Input:
-//! mapped code, and function bounds if known; output: yes, no, or that there is no code. Not for: any other
-//! register.
+//! aarch64 by frame pointers: the walk along frame records, the caller of the leaf frame (`walk`), and whether fp
+//! points to the frame record of the function at a program counter, or to its caller's (`RecordEffect`). Input:
+//! registers, copied stack, mapped code, and function bounds if known. Not for: any other register.
 //!
 //! ```text
 //! stp x29, x30, [sp, #-N]!  or  [sp, #N]   the record is stored
@@ -9,10 +9,10 @@
 //! ret  or  b                               the function ends
 //! ```
 //! A fact about one instruction holds on every path to it and from it (unwind tables rely on that too). So the
-//! first instruction on *any* path from the pc that only makes sense with a record, or without, decides: a
-//! function that is about to reload the record has one, and so has one that is about to call, because a call
-//! overwrites the link register; one that is about to set fp or to return has none. If all paths end before that
-//! (in a trap, a loop, a jump through a table) the paths *to* the pc are searched.
+//! first instruction on *any* path from the pc that only makes sense with a record, or without, decides: a function
+//! that is about to reload the record has one, and so has one that is about to call, because a call overwrites the
+//! link register; one that is about to set fp or to return has none. If all paths end before that (in a trap, a
+//! loop, a jump through a table) the paths *to* the pc are searched.
 
 #[cfg(test)]
 mod records_tests;

@@ -1,5 +1,6 @@
 //! Start and exit code of threads and signal handlers on aarch64, recognized by the instructions that compilers
-//! generate from C library sources. Input: bytes; output: yes or no.
+//! generate from C library sources; and where a thread that has run no instruction yet continues (`entry`). Input:
+//! bytes, registers; output: yes or no, an address.
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Aarch64;

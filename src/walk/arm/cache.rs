@@ -1,6 +1,9 @@
 //! Cached facts about code addresses of 32-bit Arm: the row that leads to the caller, the method, and whether a
 //! call returns there. Void when the images change.
 //!
+//! `Cache` has the facts, `Rule` is one; `before` reads the call before a return address, and `row` searches the
+//! entry of a function without a symbol.
+//!
 //! Priority of sources in `auto`: at a return address, which is in a function's body, DWARF rows, then the tables
 //! of the exception handling ABI, then instructions. At a program counter, which may be in a prologue or an
 //! epilogue that these do not describe, instructions come first. The frame record is last, since a function may

@@ -1,5 +1,5 @@
-//! The effects of 32-bit Arm instructions on the stack pointer and saved registers, common to A32 and T32.
-//! `a32.rs`, `t32.rs` decode the encodings.
+//! The effects of 32-bit Arm instructions on the stack pointer and saved registers, common to A32 and T32, and the
+//! encodings of A32; `t32.rs` decodes those of T32.
 //!
 //! Registers are numbered as in DWARF, which matches the encodings. Unknown instructions write an unknown value to
 //! their destination. A conditional instruction may not have been executed: its results are unknown, and a return

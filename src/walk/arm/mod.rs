@@ -1,12 +1,11 @@
-//! Walking on 32-bit Arm: A32, T32, and the exceptions of M-profile cores. Structured like `aarch64/` where
-//! possible: `unwinder.rs` is the loop, `cache.rs` finds the rule at an address, `unwinder.rs` makes the step;
-//! `instructions.rs` executes instructions (`instructions.rs`, `t32.rs` decode the encodings); `call.rs`
-//! and `start.rs` recognize calls and start code, `record.rs` finds the layout of a function's frame record.
+//! Walking on 32-bit Arm: A32, T32, and the exceptions of M-profile cores. `unwinder.rs` has the loop, the step,
+//! exceptions, stack scans and the layout of frame records; `cache.rs` finds the rule at an address, calls, and
+//! entries of functions without a symbol; `instructions.rs` executes instructions and decodes A32, `t32.rs` decodes
+//! T32. This file implements `Processor` and recognizes start code and signal trampolines.
 //!
 //! Differences: the lowest bit of a code address is its instruction set, and is cleared for look-ups; there is no
-//! single frame pointer or layout of frame records; code without unwind tables is common, so `entry.rs` searches
-//! for function entries; exceptions of M-profile cores return to special values (`unwinder.rs`); and the stack
-//! may be scanned (`unwinder.rs`).
+//! single frame pointer or layout of frame records; code without unwind tables is common, so function entries are
+//! searched for; exceptions of M-profile cores return to special values; and the stack may be scanned.
 
 mod cache;
 mod instructions;
@@ -32,7 +31,7 @@ impl Processor for Arm {
     const RED_ZONE_BYTES: u64 = Arch::Arm.red_zone_bytes_max();
     const STACK_POINTER: u8 = SP;
     const FRAME_POINTER: u8 = 11;
-    // Differs between compilers: `record.rs` finds each function's layout.
+    // Differs between compilers: `unwinder.rs` finds each function's layout.
     const FRAME_RECORD_AT: i64 = 0;
     const LINK: Option<u8> = Some(LR);
     const RETURN_COLUMN: usize = LR as usize;

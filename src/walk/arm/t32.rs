@@ -1,7 +1,7 @@
-//! T32: 16-bit instructions; the 32-bit ones are in `t32_wide.rs`. Input: an instruction; output: its effect on
-//! the state, and its target, as if its condition holds.
+//! T32: instructions of 16 bits (`execute`) and of 32 bits (`execute_wide`). Input: an instruction; output: its
+//! effect on the state, and its target, as if its condition holds.
 //!
-//! Encodings: DDI 0406, A6.2 and A8.
+//! Encodings: DDI 0406, A6.2, A6.3 and A8.
 
 use super::instructions::{Access, coprocessor, exchange, literal, multiple, signed, sum, target, write};
 use super::{LR, PC, SP};

@@ -1,5 +1,8 @@
 //! Unwinding on 32-bit Arm, with all registers: from each frame to its caller by the row at its address. Input:
 //! registers, copied stack, `Code`; output: [`Frames`] and the [`StackEnd`].
+//!
+//! `Unwinder` has the loop, `Frame` the step; below are exceptions of M-profile cores (`interrupted`), the layout
+//! of frame records (`row`), and the stack scan (`caller`).
 
 use super::cache::{self, Cache, Call, RuleKind, before, calls};
 use super::{LR, PC, SP, T32};

@@ -1,6 +1,9 @@
 //! Cached rules for code addresses: how to find the caller of a frame there, and whether a call returns there.
 //! Input: code addresses; output: [`Rule`]s, and the rows of unusual ones. Void when the images change, except for
 //! facts about files, which processes share.
+//!
+//! `Cache` has them and `Rule` is one; `CallRows` are rows by the paths from the entry of a called function,
+//! `CalleeCache` what a processor caches about called functions.
 
 use std::fmt::Debug;
 

@@ -5,11 +5,11 @@
 //! Every step is checked: a return address follows a call in executable memory, and the stack pointer rises. A
 //! walk is complete only at the thread's known first function. Facts about addresses are cached (`cache.rs`).
 //!
-//! The loop (`walk.rs`) is generic over processors that implement [`Unwind`]: aarch64 and i386.
-//! x86_64 and 32-bit Arm have separate loops: the first carries only three registers if it can, the second an
-//! instruction set and a second stack (docs/decisions/own-unwinder.md). All share the decision whether a stack is
-//! complete; x86_64 also shares the checks of a step (`step.rs`) and the reliability of rows
-//! (`proof.rs`, `frame_switch.rs`).
+//! The loop ([`Engine`]) is generic over processors that implement [`Unwind`]: aarch64 and i386. x86_64 and 32-bit
+//! Arm have separate loops: the first carries only three registers if it can, the second an instruction set and a
+//! second stack (docs/decisions/own-unwinder.md). All share the decision whether a stack is complete
+//! ([`Completeness`]); x86_64 also shares the checks of a step ([`check`]) and the reliability of rows ([`Proof`],
+//! [`FrameSwitch`]).
 
 mod cache;
 

@@ -1,5 +1,8 @@
 //! Follows the possible paths of instructions from one address, within limits: where each arrives, and with what
 //! state. Input: code, and the bounds of functions if known.
+//!
+//! `Paths` follows them, `FlowState` is the state and `Effect` what an instruction does; `Value` is the content of
+//! a register, `Visited` the addresses reached.
 
 use std::ops::Range;
 

@@ -1,6 +1,8 @@
 //! Whether an address is a return address of a call: decided by the instruction before it. Input: code bytes;
 //! output: yes or no.
 //!
+//! `returns` is that; `is_caller` confirms a caller that is uncertain, by its frame record or by its call.
+//!
 //! Encodings: Intel SDM volume 2, CALL.
 
 use super::Intel;

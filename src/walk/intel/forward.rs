@@ -2,6 +2,8 @@
 //! counter to the return, with their effects on the stack pointer, shows where the return address is. Input: code;
 //! output: a [`Row`], or that the code ends its thread. Not for: anything that executes, or reads the stack.
 //!
+//! `follow` is that; `Callees` has whether called functions return.
+//!
 //! These functions include `_init`, `_fini` and `__do_global_dtors_aux` of every program, the child's side of
 //! `clone`, all of musl, and hand-written code.
 

@@ -1,5 +1,7 @@
 //! The effects of instructions on the stack pointer and saved registers.
 //!
+//! `step` and `execute` apply them to a state; `Instruction` is a decoded one.
+//!
 //! Registers are numbered as in DWARF. Unknown instructions write an unknown value to their destination register;
 //! read-only ones are ignored.
 //!

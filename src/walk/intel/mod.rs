@@ -1,8 +1,8 @@
-//! Common code of x86_64 and i386: instruction decoding and effects (`instructions.rs`), calls before
-//! return addresses (`call.rs`), code without unwind information (`forward.rs`, `prologue.rs`, `call.rs`),
-//! threads that have run no instruction (`prologue.rs`), and instructions at which registers belong to two
-//! frames (`switch_instructions.rs`). Each is generic over [`Intel`] and compiled separately for each processor. Not for:
-//! the walks themselves.
+//! Common code of x86_64 and i386: instruction decoding and effects (`instructions.rs`), calls before return
+//! addresses, and whether they confirm a caller (`call.rs`), code without unwind information (`forward.rs`,
+//! `prologue.rs`), threads that have run no instruction (`prologue.rs`), and instructions at which registers belong
+//! to two frames (`switch_instructions.rs`). Each is generic over [`Intel`] and compiled separately for each
+//! processor. Not for: the walks themselves.
 
 pub(super) mod call;
 pub(super) mod forward;

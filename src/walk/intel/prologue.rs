@@ -2,6 +2,8 @@
 //! address and the code before it; output: the row, if a prologue that creates a frame record leads to the
 //! address.
 //!
+//! `entry` says where a thread continues that has run no instruction yet.
+//!
 //! The nearest matching bytes may be part of other instructions, or of another function: so the paths from there
 //! must reach the address, all with that record as their frame. Paths with a call may cross into a second
 //! function, if the first ends in a noreturn call (Mono throws exceptions like that): their row needs

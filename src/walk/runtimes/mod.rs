@@ -1,6 +1,10 @@
-//! Conventions of language runtimes and C libraries that neither unwind information nor an ABI describes: one file
-//! each. Recognized by instructions, or by words on stacks. Input: frames, addresses, code; output: rows, callers,
-//! or whether the code is recognized. Each file names its processor.
+//! Conventions of language runtimes and C libraries that neither unwind information nor an ABI describes.
+//! Recognized by instructions, or by words on stacks. Input: frames, addresses, code; output: rows, callers, or
+//! whether the code is recognized.
+//!
+//! `go` and `hotspot` (Java) have files of their own. Here are, all for x86_64: trampolines of CPython (`proves`),
+//! landing pads of libgcc (`LandingPad`), the first function of a musl thread (`only_return_address`), frames of V8
+//! (`has_frame_mark`).
 
 pub(crate) mod go;
 pub(super) mod hotspot;

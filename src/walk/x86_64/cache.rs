@@ -1,6 +1,8 @@
 //! Cached facts about code addresses on stacks: how to find the caller there, and whether a call returns there.
 //! Input: code addresses; output: [`Rule`]s, and for the few frames that need them all saved registers ([`SavedProfile`])
 //! or a whole row. Void when the images change, except for facts about files, which processes share.
+//!
+//! `Cache` has the facts; `Rule` is a rule packed into one word.
 
 #[cfg(test)]
 mod tests;

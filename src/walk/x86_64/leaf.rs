@@ -1,5 +1,7 @@
 //! x86_64: the caller of the leaf frame.
 //!
+//! `walk` does that; `leaf` is the leaf of a thread whose system call ends its function.
+//!
 //! In the body of a function with a frame pointer the caller is in the frame record at rbp. In a leaf function
 //! without one (compilers omit it even with frame pointers enabled), on entry, between the two instructions of the
 //! prologue and at `ret` rbp belongs to the caller: following it alone would lose the caller. The unwind

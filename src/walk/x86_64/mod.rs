@@ -1,8 +1,8 @@
-//! Walking on x86_64. `unwinder.rs` walks by unwind information and code, `leaf.rs` finds the leaf's caller for
-//! walks by frame pointers; `cache.rs` packs rules for callers, `cache.rs` stores them by address, `unwinder.rs` makes
-//! the step; `start.rs` and `record.rs` recognize start code and prologues. `intel/` has the code shared with
-//! i386: instructions, calls, code without unwind information. The other files are about code that only this
-//! processor's programs have.
+//! Walking on x86_64. `unwinder.rs` walks by unwind information and code, makes the step and scans the stack;
+//! `cache.rs` packs rules for callers and stores them by address; `leaf.rs` and `record.rs` find the leaf's caller
+//! and frame records for walks by frame pointers; `stack_base.rs` recognizes start code, fibers and code that
+//! switches stacks. `intel/` has the code shared with i386: instructions, calls, code without unwind information.
+//! This file implements `Processor`.
 
 mod cache;
 mod leaf;

@@ -1,6 +1,7 @@
-//! x86_64: whether rbp points to the frame record of the function at a program counter, and if not, the slot of
-//! the return address. Input: mapped code, and function bounds if known (they are in Mach-O images); output: a
-//! stack slot. Not for: unwind information, which has priority (see `leaf.rs`).
+//! x86_64: whether rbp points to the frame record of the function at a program counter, and if not, the slot of the
+//! return address (`unframed_return_slot`); and whether a walk by frame pointers is complete. Input: mapped code,
+//! and function bounds if known (they are in Mach-O images). Not for: unwind information, which has priority (see
+//! `leaf.rs`).
 //!
 //! x86_64 code cannot be decoded backward, and forward only by an instruction decoder. So these are patterns of
 //! compiler output; if none matches, rbp is assumed to point to the record.

@@ -1,6 +1,7 @@
-//! The outermost frames of fibers on x86_64, independent of unwind tables: the functions that contexts, fibers and
-//! goroutines return to, without having been called. Recognized by their instructions, never by the place where a
-//! walk happened to end. Input: an address, code; output: [`StackBase`].
+//! Where stacks begin and change on x86_64, recognized by instructions, never by the place where a walk happened to
+//! end: outermost frames of fibers, the functions that contexts, fibers and goroutines return to without having
+//! been called (`StackBase`); functions that call on another stack (`lowest_word`); whether a function has loaded
+//! the stack pointer (`is_in_front`); start and exit code of threads and signal handlers (`is_start_code`).
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{UNKNOWN_REGISTER, X86_64};

@@ -1,5 +1,8 @@
 //! Converts the Firefox Profiler's processed format to a saved profile.
 //!
+//! `Meta`, `Thread` and `Samples` are the file; `to_json` turns JsonSlabs, JSON with binary columns, into plain
+//! JSON.
+//!
 //! Input: `meta`, `threads`, `shared` and `libs` of a file, and stackprof's key. Output: [`SavedProfile`], or an
 //! error with its position; an invalid sample is skipped and counted. Tables belong to threads or to the file
 //! (`tables.rs`). Code without names is identified by library and address.

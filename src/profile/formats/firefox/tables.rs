@@ -1,5 +1,7 @@
 //! The tables of the Firefox Profiler's processed format: stacks, frames, functions, names.
 //!
+//! `Tables` are read, `FileThread` and its columns are written; the categories are those of frames and markers.
+//!
 //! Input: tables of a thread, of the file (`shared`), or of both: names belong to the file from version 56 of
 //! the format on, all tables from 60 on. Output: [`Stacks`], with frames of the profile. Only frames of
 //! stacks are converted, so that the cost is that of the stacks. From version 66 on a stack encodes its

@@ -1,5 +1,7 @@
 //! A thread of a file to be written: its samples, and the tables that these need.
 //!
+//! `write` orders samples by their times, for a thread of the recording each; `Marker` is an event or a loss.
+//!
 //! Input: frames of a [`SavedProfile`], samples in order of time. Output: the thread as JSON. A frame of the profile
 //! becomes one frame per function, outermost first; inlined ones share its address.
 

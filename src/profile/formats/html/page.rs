@@ -1,8 +1,9 @@
-//! The page around the data: markup, style, script, and the policy by which a browser runs only that script.
+//! The page around the data: markup, style, script, and the policy by which a browser runs only that script; with
+//! base64 and SHA-256, which it needs.
 //!
 //! The script is the concatenated modules of src/html, in the order of their imports, without `import` and
-//! `export`: one scope, which is why names are unique across modules. The files are what a browser runs:
-//! there is no bundler to install, and nothing generated to keep up to date.
+//! `export`: one scope, which is why names are unique across modules. The files are what a browser runs: there is
+//! no bundler to install, and nothing generated to keep up to date.
 
 use std::io::{self, Write};
 

@@ -1,5 +1,7 @@
 //! The tables of a page: libraries, functions, frames, threads, nodes, counts.
 //!
+//! `Tables` collects; `Columns` are the numbers as bytes; `InuseTable` has the bytes in use over time.
+//!
 //! Nodes are paths of frames without their thread: threads with the same paths share them, and a count, or a
 //! sample with a time, is a row of root, node and value. A frame is a function with its line and address;
 //! inlined functions are separate frames. In a comparison frames are only functions: lines and addresses

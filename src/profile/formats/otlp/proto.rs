@@ -1,6 +1,6 @@
 //! The messages of profiles.proto (`v1development`) and of common.proto that they need, field by field.
 //!
-//! Large messages are read one field at a time (`formats/protobuf.rs`), so that a file's size is not
+//! Large messages are read one field at a time (`protobuf.rs`), so that a file's size is not
 //! multiplied in memory.
 
 /// Field numbers of messages that are not decoded as a whole.

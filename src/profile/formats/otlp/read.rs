@@ -1,5 +1,7 @@
 //! Converts OTLP, of any program, to a saved profile.
 //!
+//! `Profile` is one profile of the file, `CountUnit` the unit of its counts, `Reader` reads its samples.
+//!
 //! Input: the unpacked message, hostile. Output: [`SavedProfile`], or an error with its position. Separate passes
 //! read the dictionary, the types of its profiles, and the samples. A file can have many profiles: those of the
 //! requested type are read, by default those with the type of the first, which viewers show. If times are of

@@ -1,5 +1,7 @@
 //! Writes a saved profile as OTLP.
 //!
+//! `Writer` writes samples, `Dictionary` has every text, mapping, function, location, stack and attribute once.
+//!
 //! One profile of samples; of a recording of allocations one for each value, the shown one first. With a
 //! timeline: for each thread and stack its times and the counts at them, with their weights unless these are
 //! whole periods; counts without a time follow as samples without timestamps.

@@ -1,5 +1,7 @@
 //! Converts pprof, of any program, to a saved profile.
 //!
+//! `Tables` has all but the samples, `CountedValue` the value that is counted, `DroppedFrames` the frames to drop.
+//!
 //! Input: the unpacked message, hostile. Output: [`SavedProfile`], or an error with its position. Two passes: first
 //! the tables, then the samples, which may precede what they refer to.
 //!

@@ -1,5 +1,7 @@
 //! Writes a saved profile as pprof.
 //!
+//! `write` writes counts by stack, `write_timed` the samples of a timeline, one by one.
+//!
 //! The fields of the message are written as they are created, so that memory does not grow with the size of
 //! the file. Only data that a stack refers to is written.
 

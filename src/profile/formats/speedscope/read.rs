@@ -1,5 +1,8 @@
 //! Converts speedscope's JSON to a saved profile.
 //!
+//! `Reader` is the state while a file is read, `Scale` how weights are counted; `read_evented` reads profiles of
+//! frames that open and close.
+//!
 //! Input: the frames (`shared`) and `profiles` of a file, and stackprof's key. Output: [`SavedProfile`], or an error
 //! with its position. An invalid sample is skipped and counted.
 

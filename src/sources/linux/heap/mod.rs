@@ -1,8 +1,9 @@
-//! A command with allocations sampled by the heap shim, which its environment loads, and the processes that it starts.
+//! A command with allocations sampled by the heap shim, which its environment loads, and the processes that it
+//! starts: `start` begins a recording, and `why_no_allocations` says why nothing could be recorded.
 //!
-//! No process is stopped: the shim writes records into files, which `crate::sources::heap` reads; images are read from
-//! /proc, or from the copies that the shim makes (`process.rs`). For a running process, `probed_heap.rs` reports the
-//! allocations sampled by probes.
+//! No process is stopped: the shim writes records into files, which `crate::sources::heap` reads; images are read
+//! from /proc, or from the copies that the shim makes (`process.rs`). `without_shim.rs` counts the processes that
+//! run without it. For a running process, `probed_heap.rs` reports the allocations sampled by probes.
 
 mod probed_heap;
 mod process;

@@ -1,5 +1,8 @@
 //! Processes of a command that run without the heap shim, as far as they were seen, and why.
 //!
+//! `ProcessesWithoutShim` counts; `LoadMethod` is how a program is loaded, `OwnAllocator` an allocator inside of it
+//! that no preloaded library replaces.
+//!
 //! Input: the process tree below the command, by /proc. Output: counts by reason. A process that starts and ends
 //! between two scans is not seen: the counts are lower bounds.
 

@@ -1,5 +1,7 @@
 //! Connects the stages of the perf_event source, one per folder.
 //!
+//! The last part is the control of the stages between batches.
+//!
 //! [`Pipeline::push_record`] copies stack bytes and reads losses, switches and waits. [`Pipeline::flush`]: reorder
 //! → process → complete stacks → waits → weigh → report.
 //!

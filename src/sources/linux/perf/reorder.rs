@@ -1,4 +1,8 @@
-//! Time order of the records of all CPUs: each ring is in order, but the rings among each other are not.
+//! The reorder stage: time order of the records of all CPUs. Each ring is in order, but the rings among each other
+//! are not.
+//!
+//! Input: records, ring after ring. Output: [`Event`]s of a batch, sorted once ([`EventQueue`]). `ExitedThreads`
+//! restores the numbers of threads that exit; `Queue` sorts values of all rings by time, also for other stages.
 
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;

@@ -1,6 +1,9 @@
 //! Processes sampled by the kernel: rings are read in batches, images and names are read from /proc. Nothing is
 //! stopped or changed.
 //!
+//! `PerfSource` is the source; `ProcessExits` are the exits that end a recording, `ReadAheadTimer` decides when
+//! rings are read during walks.
+//!
 //! Drives the stages (`pipeline.rs`) by the content of the rings, and reopens events as the stages request.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

@@ -1,11 +1,11 @@
-//! Decides whether a thread was on a CPU when its stop was requested. Input: the thread's scheduler counters
-//! before the request and while it is stopped, and how long the tracer itself kept its CPU. Output: yes or
-//! no. No I/O.
+//! Whether a thread is on a CPU: its status by /proc before a stop (`PolledStatus`), and whether it was on one when
+//! its stop was requested (`was_on_cpu`), by its scheduler counters before the request and while it is stopped, and
+//! by how long the tracer itself kept its CPU (`TracerCpu`).
 //!
-//! A ready thread stops where it was preempted or woken, as soon as it gets a CPU. That place does not show
-//! where CPU time goes: threads that wake each other would all be found in the calls that wake them. No file
-//! of /proc shows whether a thread is on a CPU now; the scheduler's counters show it exactly, but only
-//! afterwards (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
+//! A ready thread stops where it was preempted or woken, as soon as it gets a CPU. That place does not show where
+//! CPU time goes: threads that wake each other would all be found in the calls that wake them. No file of /proc
+//! shows whether a thread is on a CPU now; the scheduler's counters show it exactly, but only afterwards
+//! (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
 
 use std::fs::{self, File};
 use std::io;

@@ -1,6 +1,7 @@
-//! Seizes threads of running processes, and again after the profiler was suspended: then a new thread seizes the
-//! threads that still exist. Input: processes. Output: traced threads, events about those that exited or called
-//! `exec` meanwhile, or why not.
+//! Begins a trace: attaches to processes (`attach`) or starts a command (`launch`), and seizes their threads, also
+//! again after the profiler was suspended: then a new thread seizes the threads that still exist. Input: processes
+//! or a command. Output: traced threads, events about those that exited or called `exec` meanwhile, or why not.
+//! `check` refuses processes whose seccomp filters do not allow tracing.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;

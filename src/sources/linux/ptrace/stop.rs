@@ -1,6 +1,8 @@
 //! A ptrace stop: the pending requests, and the capture of registers and stack bytes. Input: a thread, then the
 //! same one stopped. Output: whom to wait for; a capture.
 //!
+//! `StopRequests` are the pending ones, `StoppedThread` is the guard; `read` reads the prefetched ranges.
+//!
 //! While a thread is stopped, only registers and stack bytes are read. Everything else happens before the
 //! stop request or after the thread runs again.
 

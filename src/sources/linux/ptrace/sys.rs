@@ -1,8 +1,9 @@
-//! System calls of the tracer, each a few lines. Input and output: plain values.
+//! System calls of the tracer, each a few lines, and the thread that executes them (`Tracer`). Input and output:
+//! plain values.
 //!
-//! `libc`, not `nix` or `rustix`: neither has PTRACE_LISTEN, `waitid` with __WNOTHREAD, or a regset read into
-//! a reused buffer, which is most of this file. A failed call returns its errno as an `io::Error`; no
-//! decisions are made here.
+//! `libc`, not `nix` or `rustix`: neither has PTRACE_LISTEN, `waitid` with __WNOTHREAD, or a regset read into a
+//! reused buffer, which is most of this file. A failed call returns its errno as an `io::Error`; no decisions are
+//! made here.
 #![allow(unsafe_code)]
 
 use std::any::Any;

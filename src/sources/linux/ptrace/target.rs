@@ -1,8 +1,8 @@
-//! The tracer: waits for stops and exits of threads, and hands each to those who know the thread. Input: ptrace
-//! stops. Output: events, captures.
+//! The tracer (`LinuxTarget`): waits for stops and exits of threads, hands each to those who know the thread, and
+//! is what the sampler calls. Input: ptrace stops. Output: events, captures. `EventQueue` has events not yet
+//! requested, `RecordingEnd` says what ends a recording.
 //!
-//! An exited thread stays a zombie until it is reaped here; then its real parent is notified, as without a
-//! tracer.
+//! An exited thread stays a zombie until it is reaped here; then its real parent is notified, as without a tracer.
 
 use std::collections::VecDeque;
 use std::fs;

@@ -1,4 +1,6 @@
-//! System calls that wait with a relative timeout. Input: registers. Output: the call, and its deadline.
+//! System calls that wait with a relative timeout (`TimedWait`), and those that an ignored signal interrupted: they
+//! are restarted and end at their original deadline (`RestartedWaits`). Input: registers. Output: the call, and its
+//! deadline.
 
 use hashbrown::{HashMap, HashSet};
 use libc::{c_int, pid_t};

@@ -1,6 +1,8 @@
 //! The processes and threads that are traced. Input: who is seized, starts, calls `exec`, exits. Output: each by its
 //! number.
 //!
+//! `Tracees` has all, `Thread` is a thread, `TracedProcess` a process as the sampler observes it.
+//!
 //! The kernel attaches a new thread before its first instruction: it stops there, and its creator stops in an
 //! event with its number, in any order.
 

@@ -1,5 +1,7 @@
 //! Why a call was refused, and the next step: a table of rules over observed facts.
 //!
+//! `Rule` is a row of the table and `Cause` its answer; `Facts` is what can be observed.
+//!
 //! Input: [`Facts`]. Output: two parts of a line. The first rule that holds for the facts decides, so a rule may rely
 //! on those before it. Sources: ptrace(2) ("Ptrace access mode checking"), perf_event_open(2), user_namespaces(7),
 //! Documentation/admin-guide/{perf-security,LSM/Yama}.rst.

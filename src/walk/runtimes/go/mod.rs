@@ -1,4 +1,4 @@
-//! The runtime of Go: goroutines (`x86_64.rs`, `aarch64.rs`) and its vDSO calls.
+//! The runtime of Go: goroutines (`x86_64.rs`, `aarch64.rs`), and its calls of the vDSO on another stack (`row`).
 
 pub(crate) mod aarch64;
 pub(crate) mod x86_64;

@@ -1,5 +1,8 @@
 //! The items of an OTLP dictionary as those of a saved profile: names, frames, stacks, meanings of attributes.
 //!
+//! `Converter` converts, `Tables` is the encoded dictionary, `Attribute` and `Any` are the meaning and the value of
+//! an attribute.
+//!
 //! Input: indexes into the dictionary, hostile. Output: ids in a [`SavedBuilder`]. An item is converted once; a
 //! stack once per thread. Many stacks in each of many threads need as many nodes of the trie, and these are
 //! limited: so the cost is never quadratic in the size of a file.

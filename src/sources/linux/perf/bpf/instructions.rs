@@ -1,5 +1,6 @@
-//! The eBPF instructions and helpers used by the programs (Documentation/bpf/standardization/instruction-set.rst,
-//! include/uapi/linux/bpf.h), and an interpreter for tests.
+//! What BPF programs are built from: the eBPF instructions and helpers
+//! (Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h), offsets of members of the
+//! kernel's structures (`member_offset`), and an interpreter for tests.
 
 use std::fs;
 

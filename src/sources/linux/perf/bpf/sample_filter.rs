@@ -1,5 +1,5 @@
-//! The sample filter: a BPF program that drops samples of excluded processes, and the set of these. Input: pids.
-//! Output: a program to attach to events.
+//! The sample filter (`SampleFilter`): BPF programs that drop samples of excluded processes, and the set of these.
+//! Input: pids. Output: a program to attach to events.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;

@@ -1,5 +1,8 @@
 //! The cpu_time stage: what each sample weighs, and which CPU time is lost.
 //!
+//! `CpuTime` is the stage, `ProcessTime` what it keeps of a process, `DroppedSamples` those that the kernel dropped
+//! or did not take.
+//!
 //! Input: the events of a batch with their processes, records of losses and context switches, CPU clocks. Output: the
 //! same events with the CPU time of their threads, and lost time by cause.
 //!

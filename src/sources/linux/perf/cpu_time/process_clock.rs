@@ -1,5 +1,8 @@
 //! The CPU clock of a process, and the part of it that is weighed.
 //!
+//! `ProcessClock` reads it, `CpuTimeShare` shares it among samples, `ClockBaseline` has all clocks at the start of
+//! a recording with `-a`.
+//!
 //! Input: the clock, read once per batch. Output: CPU time since the previous batch, shared by the samples of the
 //! batch, and in total.
 

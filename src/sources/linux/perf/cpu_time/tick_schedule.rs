@@ -1,6 +1,8 @@
 //! Tick schedules of the events. A tick is late when the machine ran something other than this system at its time
 //! (the host of a virtual machine took the CPU): it does not show where a thread uses its CPU time.
 //!
+//! `TickSchedule` has the schedules, `BatchTicks` the samples of a batch: on time or late.
+//!
 //! Input: the period of each event and when it was set, and the times of samples. Output: which samples are late.
 //! Each event keeps its own schedule (kernel/events/core.c, `hrtimer_forward_now`), with an unknown start: the
 //! least delay of any sample of a CPU since the change of its period is taken for it. All times are of the

@@ -1,5 +1,7 @@
 //! CPU time that a process is charged before its threads run, and samples that carry it.
 //!
+//! `WakeupLatency` measures it at intervals, `WakeupCharge` adds it to the samples of a batch.
+//!
 //! Input: measurements of intervals, and the CPU time of each batch. Output: the part that
 //! the samples of the batch share, and stacks with weights for the rest. All time counts exactly once.
 

@@ -1,6 +1,8 @@
 //! The attributes of events: the sampling clock, the event that records exec and mmap, and the one that records
 //! context switches.
 //!
+//! `EventOptions` and `SwitchOptions` are what is requested, `TickRates` the rates of CPUs.
+//!
 //! Input: how to sample, and the bytes of the ring. Output: attributes for perf_event_open(2). All have the same
 //! sample fields, so that records are parsed alike.
 

@@ -1,5 +1,8 @@
 //! Open events and their rings.
 //!
+//! `Events` has them; the parts below it size and map rings, count lost samples (`LostSamples`), list CPUs and
+//! choose the scope.
+//!
 //! Input: what to sample, and options. Output: the records of the rings, fill levels, and lost samples.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

@@ -1,8 +1,8 @@
 //! Events of the threads of processes, one for each thread and CPU, inherited by new threads and processes.
 //!
-//! Input: processes. Output: events that write into one ring per CPU. Each list of threads is read again until it has
-//! nothing new, so that every unlisted thread was started by one with events. A listed thread may have inherited
-//! events and then has two sets: see `events/duplicate_events.rs`.
+//! Input: processes. Output: events that write into one ring per CPU. Each list of threads is read again until it
+//! has nothing new, so that every unlisted thread was started by one with events. A listed thread may have
+//! inherited events and then has two sets: see `DuplicateEvents`.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,7 @@
 //! The allocators of a process and the file offsets of their functions.
 //!
+//! `Allocator` is one, `ProbedFunction` a function of it and what it does, `find` gives the returns of a function.
+//!
 //! Each file that defines an allocator is probed: the program, libraries, the C library. A definition of `malloc` in
 //! the program takes precedence over libraries, and another library over the C library, but a plugin may keep to its
 //! own (RTLD_DEEPBIND), and an allocator under names of its own (`je_malloc`) serves beside the others. A call that one

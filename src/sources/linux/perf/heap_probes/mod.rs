@@ -1,21 +1,12 @@
-//! Allocations of a running process, sampled by uprobes on the functions of its allocator.
+//! Allocations of a running process, sampled by uprobes on the functions of its allocator (`HeapProbes`).
 //!
 //! Input: a process; output: sampled blocks with the registers and the stack of the call, and frees of these
 //! blocks. Every allocator call hits a probe, sampled or not, so the cost is measured before the first one
 //! ([`HeapProbes::cost`]) and accumulated by [`HeapProbes::held_ns`]. The kernel removes all probes when this is
-//! dropped or when this process ends in any way. Earlier allocations are unknown; child processes are not
-//! followed.
+//! dropped or when this process ends in any way. Earlier allocations are unknown; child processes are not followed.
 //!
-//! | file | |
-//! |---|---|
-//! | `allocator` | the allocators of a process |
-//! | `functions` | names of allocator functions, and what they do |
-//! | `returns` | the instructions by which a function returns |
-//! | `programs` | the BPF programs at the probes |
-//! | `probe` | setting a probe |
-//! | `cost` | cost of a probe |
-//! | `images` | the images of the process at the times of its samples |
-//! | `thread_registers` | registers in the records of programs |
+//! `Probe` is one probe, `ProbeCost` its cost, `TargetMappings` the images of the process at the times of its
+//! samples. `allocator.rs` finds allocators and their functions, `programs.rs` has the BPF programs at the probes.
 #![allow(unsafe_code)]
 
 mod allocator;

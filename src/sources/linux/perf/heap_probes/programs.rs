@@ -1,5 +1,7 @@
 //! BPF programs at the probes of an allocator: one at the entry of each function, one at its return.
 //!
+//! `at_entry` and `at_return` are the programs; `read` converts the registers in their records.
+//!
 //! Input: descriptors of maps and of a ring; output: eBPF instructions. Allocations are sampled by size: each CPU
 //! counts down from a random number of bytes, exponential with the requested mean, and samples the allocation that
 //! reaches 0. Its record has the registers and the stack of the call; a second record has the block, once the call

@@ -1,5 +1,7 @@
 //! Selection of processes, decided when they are first seen.
 //!
+//! `ProcessFilter` decides; `Procfs` is the stage's access to /proc, in tests that of a simulated kernel.
+//!
 //! Input: the request, and for each process its parent or its /proc entry; output: selected or excluded. Excluded
 //! processes go to the kernel's `SampleFilter`, so that their samples are not copied; a process not yet seen is
 //! sampled, so that no short one is missed.

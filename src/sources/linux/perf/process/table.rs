@@ -1,5 +1,7 @@
 //! The process stage: the known processes, and what events report about them.
 //!
+//! `ProcessTable` is the stage, `ProcessEvent` its output, `RescanSchedule` when /proc is read again.
+//!
 //! Input: events in time order, and /proc; output: the events of selected processes. A process is selected or
 //! excluded when first seen. After lost records, /proc is read again. An ended process is kept for
 //! some batches: its records may arrive late.

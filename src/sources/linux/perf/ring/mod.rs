@@ -1,6 +1,7 @@
-//! Rings, one per CPU.
+//! Rings, one per CPU: parses their records ([`PerfRecord`]) and the user registers of samples, and measures how
+//! full they are ([`Pressure`]).
 //!
-//! Input: bytes as the kernel writes them. Output: [`PerfRecord`] with CPU and time.
+//! Input: bytes as the kernel writes them. Output: records with CPU and time.
 
 pub(super) mod sys;
 

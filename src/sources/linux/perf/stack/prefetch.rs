@@ -1,5 +1,5 @@
-//! Prefetch by BPF: in the interrupt of a sample, a program reads the words that walks of the thread need above
-//! the event's copy, into its own ring.
+//! Stack bytes that BPF programs copy in the interrupt of a sample, into rings of their own: the words above the
+//! event's copy that walks of the thread need (`BpfPrefetch`), and the red zone below it (`RedZone`).
 //!
 //! Input: for each thread, the addresses of the ranges. Output: its samples with these ranges. Each range carries
 //! its address, so it is correct whichever list the kernel had at that moment.

@@ -1,5 +1,8 @@
 //! The stack stage: how many bytes of each stack the kernel copies, and how copies are completed.
 //!
+//! `Stacks` is the stage; `ReadAhead` limits the samples read during walks, `Backlog` reacts to full rings,
+//! `MissingPages` faults pages in, `TargetMemory` reads memory.
+//!
 //! Input: samples as in their records, and the stack use of their walks. Output: samples with the red zone, the
 //! stack tail and the prefetched ranges of the same moment, and the options for the next samples. Missing pages
 //! are faulted in for later copies.

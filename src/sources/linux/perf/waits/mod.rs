@@ -1,4 +1,8 @@
-//! Waits, from the context switch that takes a thread off its CPU to the one that gives it a CPU again.
+//! The waits stage: waits, from the context switch that takes a thread off its CPU to the one that gives it a CPU
+//! again.
+//!
+//! `ContextSwitches` orders the switches of all CPUs with the stacks copied at them, `WaitRecorder` is the stage,
+//! `SleepingThreads` reads stacks that the kernel could not copy through /proc; `wait.rs` makes the waits.
 
 pub(super) mod wait;
 
