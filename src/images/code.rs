@@ -205,9 +205,7 @@ impl<'a> ImageView<'a> {
 }
 
 // ---- The current images of one process: code look-ups and bytes.
-//
-// A view of [`Images`](super::Images); `frames.rs` has the unwind information, `code.rs` implements the walker's
-// trait.
+// A view of [`Images`](super::Images).
 
 /// The images of one process in its current address space.
 #[derive(Clone, Copy, Debug)]
