@@ -398,8 +398,7 @@ fn has_table(header: &[u8], bases: &BaseAddresses, address_bytes: u8) -> bool {
     })
 }
 
-// ---- The entries of `.eh_frame` and `.debug_frame`: single ones by offset, and an index of all by address. Input:
-// the bytes of a section, hostile. Not for: the content of an entry (see `cfi`).
+// ---- The entries of `.eh_frame` and `.debug_frame`: single ones by offset, and an index of all by address.
 //
 // Entries far longer than real ones are refused without being read: thousands can refer to one CIE, and the
 // instructions of an entry are executed for each address.
@@ -500,12 +499,11 @@ fn length_at(bytes: &[u8], offset: usize) -> Option<(usize, u64)> {
     }
 }
 
-// ---- CIE augmentations of aarch64 that gimli refuses: `B` for functions that sign return addresses with the B key,
-// as arm64e code does, and `G` for functions that tag their stack. Input: an `.eh_frame` section; output: a copy
-// that gimli reads, if there are any.
+// ---- CIE augmentations of aarch64 that gimli refuses: `B` for functions that sign return addresses with the B
+// key, as arm64e code does, and `G` for functions that tag their stack.
 //
-// Nothing here depends on them: signatures are stripped, and tags belong to data addresses. Format: AADWARF64,
-// 4.3. Compilers do not emit them in `.debug_frame` (gas `output_cie`, LLVM `EmitCIE`).
+// Nothing here depends on them: signatures are stripped, and tags belong to data addresses. Format: AADWARF64, 4.3.
+// Compilers do not emit them in `.debug_frame` (gas `output_cie`, LLVM `EmitCIE`).
 
 /// Limit on augmentations searched, in bytes; compilers emit up to 5.
 const AUGMENTATION_MAX: usize = 16;

@@ -360,9 +360,7 @@ fn take(
 
 // ---- Fat (universal) files: one file with a Mach-O image for each of several processors.
 //
-// Input: a whole file, hostile, and the identity of the wanted image. Output: the bytes of that image. Thin files
-// pass through the same check, so the caller need not distinguish them. Not for: archives, or the content of the
-// image.
+// Thin files pass through the same check, so the caller need not distinguish them.
 //
 // Format: `<mach-o/fat.h>` of xnu; big-endian for any processor.
 
@@ -456,8 +454,7 @@ fn clipped(range: &Range<u64>, length: usize) -> Range<usize> {
 
 // ---- Finds one name in an exports trie.
 //
-// Input: the bytes of the trie, hostile, and the name as stored in the trie (with its underscore). Output: its
-// address. For all names at once see `symbol::table`.
+// For all names at once see `symbol::table`.
 //
 // Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`.
 
@@ -498,8 +495,7 @@ pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
 
 // ---- The functions of a Mach-O file as ranges.
 //
-// Input: a summary and the bytes it was read from, hostile. Output: address -> range. The list
-// (`LC_FUNCTION_STARTS`) also exists in stripped files. Not for: names.
+// The list (`LC_FUNCTION_STARTS`) also exists in stripped files.
 
 /// The starts of a file's functions, and its sections with instructions.
 #[derive(Clone, Debug, Default)]

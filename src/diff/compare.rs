@@ -298,8 +298,7 @@ fn measure(
 
 // ---- Self and total counts of each function in each of the compared profiles.
 //
-// Input: [`Stacks`]. Output: one row per function, by name. A recursive function counts once per stack in
-// its total, so that no total exceeds the run's.
+// A recursive function counts once per stack in its total, so that no total exceeds the run's.
 
 /// A function's counts in every run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -409,10 +408,9 @@ impl Error for Incomparable {}
 
 // ---- Lost time of a recording: time of the program without a sample.
 //
-// Input: a [`Run`]. Output: the lost fraction, and the cause. Counts and losses add up to the CPU time of
-// the program (`sampler/weights.rs`), so CPU seconds, which are sums of samples, are too small by that
-// fraction, and the functions that used it are missing. Counts cannot be corrected, since these functions
-// are unknown.
+// Counts and losses add up to the CPU time of the program (`sampler/weights.rs`), so CPU seconds, which are sums of
+// samples, are too small by that fraction, and the functions that used it are missing. Counts cannot be corrected,
+// since these functions are unknown.
 
 /// Largest lost fraction of a recording with reliable CPU time, and largest difference between two
 /// recordings.

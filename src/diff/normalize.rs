@@ -175,9 +175,7 @@ fn replace_anonymous(name: &str) -> String {
 // ---- Functions without a name (`[libruby.so:fn+0x9dd20]`) are identified by their start address, which is the
 // same only within one build. This module tracks the builds of the compared profiles.
 //
-// Input: modules and their build ids. Output: whether functions of a module can be matched, which requires
-// that all profiles have it from one build. If a profile has no build ids (folded text, speedscope,
-// Firefox), only the module is certain.
+// If a profile has no build ids (folded text, speedscope, Firefox), only the module is certain.
 
 /// Builds by module.
 #[derive(Clone, Debug, Default)]

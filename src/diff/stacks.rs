@@ -432,8 +432,7 @@ fn thread_name(frame: &str) -> Option<&str> {
 
 // ---- The common tree of two profiles in pre-order, for a differential flame graph.
 //
-// Input: [`Stacks`] and their [`Comparison`]. Output: nodes with inclusive counts of both sides, callers
-// before callees, siblings by the bytes of their names. Includes nodes of one side only.
+// Includes nodes of one side only.
 
 /// A node of both profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -199,9 +199,6 @@ fn least_width(nodes: &[Frame<'_>], widths: &Widths, asked: u64) -> u64 {
 }
 
 // ---- Detects thin pictures: how many of the outermost levels hold hardly any samples.
-//
-// Input: the drawn boxes. Output: text for the subtitle, or none if the picture fits a window or
-// is not thin.
 
 /// Number of levels that a window shows at once, approximately.
 const LEVELS_SEEN: usize = 40;

@@ -238,9 +238,8 @@ fn sum<'a>(measured: &Measurements, parts: impl Iterator<Item = &'a [f64]>) -> V
 
 // ---- Verdicts with too few runs for a test: only growth in every run, beyond a fixed noise floor.
 //
-// Input: [`Measurements`] and [`Options`]. Output: whether the total or a function got slower. The error
-// rate of such a verdict is unknown, and the report says so. The floors are the differences between runs of
-// one program on a busy machine, see `benches/gate.rs`.
+// The error rate of such a verdict is unknown, and the report says so. The floors are the differences between runs
+// of one program on a busy machine, see `benches/gate.rs`.
 
 /// Fewest runs a side for a test.
 pub const RUNS_MIN: usize = 3;
@@ -321,14 +320,11 @@ fn every_pair(measured: &Measurements, holds: impl Fn(usize, usize) -> bool) -> 
 
 // ---- Finds the functions without a name that got slower, if base and new are different builds.
 //
-// Input: self CPU time of a module's functions (`[libruby.so:fn+0x9dd20]`) in both builds. Output: functions
-// of the new build, sorted by their gain. Not a test or proof: whether the module got slower is decided
-// before.
+// Not a test or proof: whether the module got slower is decided before.
 //
-// Functions have different start addresses in two builds, but mostly the same order, since compilers and
-// linkers keep that of the source, and unchanged ones take as long as before. So the two lists are aligned,
-// in their order, with the least sum of differences (Needleman and Wunsch 1970, with the difference in time
-// as the cost).
+// Functions have different start addresses in two builds, but mostly the same order, since compilers and linkers
+// keep that of the source, and unchanged ones take as long as before. So the two lists are aligned, in their order,
+// with the least sum of differences (Needleman and Wunsch 1970, with the difference in time as the cost).
 
 /// Most functions to name.
 const SHOWN: usize = 3;

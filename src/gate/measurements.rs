@@ -231,11 +231,10 @@ fn check_whole(side: &[Run]) -> Result<(), Incomparable> {
 
 // ---- The unit of the CPU time of runs, so that a longer recording is not a slower program.
 //
-// Input: runs of one kind. Output: [`Unit`], and the value of a sample of each run in it; or the run that
-// lacks the information. CPU time of a whole run measures its work; that of a part of a process's life
-// measures only how long it was recorded. Files of other programs do not say which they are, and are assumed
-// to be whole runs, as tests write them (`go test -cpuprofile`): divided by their duration, a program that
-// got slower throughout would pass. The report says so where that matters.
+// CPU time of a whole run measures its work; that of a part of a process's life measures only how long it was
+// recorded. Files of other programs do not say which they are, and are assumed to be whole runs, as tests write
+// them (`go test -cpuprofile`): divided by their duration, a program that got slower throughout would pass. The
+// report says so where that matters.
 
 /// Unit of CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -236,8 +236,7 @@ pub struct Report {
 
 // ---- Locates a cost increase in the call tree.
 //
-// Input: [`Stacks`] of the runs and a function that grew. Output: the path that gained most. Not a test:
-// whether it grew is decided before this.
+// Not a test: whether it grew is decided before this.
 
 /// Mean CPU time at each node with stacks in any run.
 #[derive(Clone, Debug)]

@@ -430,15 +430,13 @@ fn in_memory_only(path: &str) -> Option<&str> {
     IN_MEMORY.iter().any(|start| path.starts_with(start)).then_some(path)
 }
 
-// ---- How many libraries the dynamic linker of glibc has loaded and unloaded. A library can lie where another one was: a list
-// of mappings is valid for a sample if none was loaded between the two, or, if it is newer, none was unloaded.
+// ---- How many libraries the dynamic linker of glibc has loaded and unloaded. A library can lie where another one
+// was: a list of mappings is valid for a sample if none was loaded between the two, or, if it is newer, none was
+// unloaded.
 //
-// Input: the images of a process and reads of its memory while it runs, hostile and changing. Output: two counts. Not for:
-// other dynamic linkers (musl unloads nothing), 32-bit processes.
-//
-// The counts are in `_rtld_global` (`struct rtld_global`, sysdeps/generic/ldsodefs.h), whose layout changes: it begins with the first
-// namespace, with the number of its libraries in the second word (`_ns_nloaded`). `_dl_load_adds` follows the recursive locks
-// of the linker, which are the only ones that are adjacent.
+// The counts are in `_rtld_global` (`struct rtld_global`, sysdeps/generic/ldsodefs.h), whose layout changes: it
+// begins with the first namespace, with the number of its libraries in the second word (`_ns_nloaded`).
+// `_dl_load_adds` follows the recursive locks of the linker, which are the only ones that are adjacent.
 
 /// Limit on the size of the structure: 4336 bytes in glibc 2.36.
 const BYTES_MAX: u64 = 16384;

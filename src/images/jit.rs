@@ -508,10 +508,9 @@ fn fingerprint(bytes: &[u8]) -> u64 {
     lanes.into_iter().chain(last).fold(0, mixed)
 }
 
-// ---- A few bytes of JIT code at an address, read during a walk. A walk that needs a block of code must be repeated,
-// which is too expensive for words that only resemble return addresses (all memory of Chez Scheme is executable).
-//
-// Input: reads of the target's memory. Output: [`Glance`]s, cached as long as conclusions on JIT code.
+// ---- A few bytes of JIT code at an address, read during a walk. A walk that needs a block of code must be
+// repeated, which is too expensive for words that only resemble return addresses (all memory of Chez Scheme is
+// executable).
 
 /// Limit on cached glances.
 const KEPT_MAX: usize = 1 << 14;
@@ -573,9 +572,6 @@ impl fmt::Debug for CodeMemory<'_> {
 
 // ---- Requests of one walk for JIT code: the address of missing bytes, the number of decoded instructions, and the
 // blocks that its next conclusion depends on.
-//
-// Input: requests, through the walker's shared reference. Output: whether the walk is valid, or the bytes to read
-// before it is repeated.
 
 /// Bytes are read in blocks of this size, a power of two; more than a walker decodes from one address (see
 /// [`Code::note_search`]).

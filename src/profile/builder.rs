@@ -296,10 +296,6 @@ fn numbered<T: Copy + Eq + Hash>(
 }
 
 // ---- Copies parts of a profile into another one: each once, and only the requested ones, or all.
-//
-// Input: a [`SavedProfile`], and indexes of its frames and roots. Output: indexes in a [`SavedBuilder`],
-// which gets only the texts, functions and mappings that these need: so a filtered profile does
-// not keep names of dropped stacks.
 
 /// Maps indexes of a profile to those in its copy.
 pub(super) struct Remap<'o> {

@@ -213,9 +213,8 @@ pub struct Filter<'f> {
 
 // ---- Evaluates the conditions of a filter for every frame and every root of a profile.
 //
-// Input: a [`SavedProfile`] and a [`Filter`]. Output: a verdict for each, computed once. A condition
-// costs the length of a name, and a small file can have a long name in many places: each text is
-// tested once, and composed names are limited like a table of names.
+// A condition costs the length of a name, and a small file can have a long name in many places: each text is tested
+// once, and composed names are limited like a table of names.
 
 /// Results of the conditions for a name.
 #[derive(Clone, Copy, Default)]

@@ -415,11 +415,9 @@ pub fn lost_bytes(recording: &Recording, heap: &HeapValues) -> Option<(String, u
 /// Reason for lost allocation samples.
 pub const RING_FULL: &str = "the ring was full";
 
-// ---- The frames before the code of a stack: the process, `name (id)` unless threads are merged,
-// `[incomplete]`.
+// ---- The frames before the code of a stack: the process, `name (id)` unless threads are merged, `[incomplete]`.
 //
-// Input: a root of a [`SavedProfile`]. Output: texts of another table. A process has many threads, so its
-// name, which a hostile file can make very long, is processed once.
+// A process has many threads, so its name, which a hostile file can make very long, is processed once.
 
 /// A stack that could not be walked to its thread's root starts with this frame.
 pub const INCOMPLETE: &str = "[incomplete]";

@@ -158,10 +158,6 @@ impl SavedProfile {
 }
 
 // ---- Attributes the allocations of a heap profile to the callers in the table of leaks.
-//
-// Input: a [`SavedProfile`]. Output: another one with stacks that end before [allocation
-// wrappers](super::views::leaks::is_wrapper): self counts then show who allocates, instead of `malloc` or `operator
-// new` for every stack.
 
 impl SavedProfile {
     /// Removes the innermost allocation wrappers. Stacks of only wrappers are unchanged.

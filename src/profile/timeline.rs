@@ -471,8 +471,7 @@ fn last_ns(thread: &ThreadTimeline) -> u64 {
 
 // ---- A time range of a profile.
 //
-// Input: a [`SavedProfile`] with times, and a time range. Output: a [`SavedProfile`] of the samples in it, with times relative to
-// the start of the range. The counts of adjacent ranges add up to the profile's, stack by stack and loss by loss.
+// The counts of adjacent ranges add up to the profile's, stack by stack and loss by loss.
 
 /// Loss reason for counts of a range whose times were not kept.
 const WITHOUT_TIME: &str = "without a time: more --timeline-memory keeps it";
@@ -571,8 +570,7 @@ impl SavedProfile {
 
 // ---- Splits a profile with merged threads by thread, using the times of samples.
 //
-// Input: a [`SavedProfile`] with times. Output: the same counts, each stack under its thread. Counts without a time stay
-// under their process.
+// Counts without a time stay under their process.
 
 impl SavedProfile {
     /// Whether the stacks are of merged threads, and samples with times name their threads.

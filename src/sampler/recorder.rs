@@ -685,8 +685,7 @@ pub(super) fn unknown_status() -> ThreadStatus {
 
 // ---- Sampled allocations, kept by stack node until they are freed.
 //
-// Input: the events of an allocation source, and each stack's node in the trie; output: [`HeapRecording`]. Each
-// sampled allocation is one count in the trie, whatever its weight.
+// Each sampled allocation is one count in the trie, whatever its weight.
 
 /// Sampled allocations of a recording; `None` if the source reports none.
 #[derive(Default)]

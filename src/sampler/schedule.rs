@@ -204,8 +204,7 @@ impl Ticks {
 
 // ---- The order in which a tick polls threads, and which of them it stops last.
 //
-// Input: threads, and the results of polls. Output: threads in polling order, and those only possibly on a CPU. A
-// tick without time for all threads leaves the rest to the next one.
+// A tick without time for all threads leaves the rest to the next one.
 
 /// Polling order.
 #[derive(Debug, Default)]

@@ -117,8 +117,6 @@ impl StackSize {
 
 // ---- The stack of one thread as known to captures and walks: its top, the size to copy, and the words above to
 // prefetch.
-//
-// Input: what each walk needed. Output: the size and ranges of the next capture.
 
 /// Maximum number of searches for the top of a stack.
 const TOP_SEARCHES: u8 = 8;

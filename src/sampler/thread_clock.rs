@@ -186,8 +186,7 @@ impl ThreadClock {
 // ---- CPU time, by program, of processes that ended before a sample covered it.
 //
 // A process of a few milliseconds uses much of its time after its last sample, if it has one at all: the first
-// samples of other processes with the same program cover it. Input: unsampled time of ended processes; output:
-// the time added to first samples.
+// samples of other processes with the same program cover it.
 
 /// Unsampled time kept per program for later first samples, in sampling periods: it varies with the square root of
 /// the number of concurrent processes.

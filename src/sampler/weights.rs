@@ -135,10 +135,8 @@ fn given(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'static
     counts.filter(|(_, counts)| *counts > 0).collect()
 }
 
-// ---- Stacks and their weights, in the trie and over time, and lost time by reason: weights and losses add up to all
-// time.
-//
-// Input: frames of samples and their weights, losses, process events. Output: counts and their times.
+// ---- Stacks and their weights, in the trie and over time, and lost time by reason: weights and losses add up to
+// all time.
 
 /// The stacks of a recording so far.
 pub(super) struct WeightedStacks<'a> {

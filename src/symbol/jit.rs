@@ -89,9 +89,8 @@ fn hex(digits: &[u8]) -> Option<u64> {
 
 // ---- Names of JIT code: the loads in a `jit-PID.dump`.
 //
-// Input: the file, hostile. Output: the address range of each function, in load order, for `jit`. V8
-// (`--perf-prof`), CPython (`-X perf_jit`), Erlang and Java agents write it; they map a page of it as executable,
-// by which it is found. Its other records (code, lines, unwind information) are ignored.
+// V8 (`--perf-prof`), CPython (`-X perf_jit`), Erlang and Java agents write it; they map a page of it as
+// executable, by which it is found. Its other records (code, lines, unwind information) are ignored.
 //
 // Format: Linux `tools/perf/Documentation/jitdump-specification.txt`. The crate that reads it (linux-perf-data)
 // brings six others for a list of two kinds of records.
@@ -178,9 +177,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 // ---- Names JIT code by its runtime: `[php jit]`.
 //
-// Input: the kernel's name of its memory, and the names of the images of the process. Output: the runtime, if
-// known: by the memory's name, else by the loaded runtime, both names if there are two. A library that compiles a
-// little (regular expressions) counts only without a runtime. Not for: names of functions (see `jit`).
+// A library that compiles a little (regular expressions) counts only without a runtime.
 
 /// Runtimes by prefixes of their executables, libraries and frameworks.
 const RUNTIMES: [(&str, &[&str]); 20] = [

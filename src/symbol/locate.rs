@@ -251,8 +251,7 @@ const fn crc_tables() -> [[u32; 256]; 8] {
 
 // ---- Finds the debug information of a Mach-O image: its dSYM.
 //
-// Input: an image and [`Files`]. Output: files with the image's UUID. Searches for dSYMs next to the binary, in
-// cargo's `deps`, and through Spotlight.
+// Searches for dSYMs next to the binary, in cargo's `deps`, and through Spotlight.
 
 /// Limit on dSYMs opened per directory.
 const CANDIDATES_MAX: usize = 256;
@@ -343,9 +342,6 @@ fn try_dsym(
 }
 
 // ---- Finds the supplementary file shared by several debug files: `dwz -m` moves common entries there.
-//
-// Input: a debug file, hostile, and [`Files`]. Output: the file that it refers to, if both were written together.
-// Not for: reading it (see `dwarf`).
 //
 // Formats: `.gnu_debugaltlink` is a path and a build id (dwz(1)); `.debug_sup` of DWARF 5, 7.3.6, is a path and a
 // checksum that the other file repeats.

@@ -233,9 +233,6 @@ fn of_pe<H: ImageNtHeaders>(data: &[u8]) -> object::read::Result<Vec<Section<'_>
 
 // ---- Applies relocations of symbols in debug sections of a Mach-O object file.
 //
-// Input: an object file, hostile, and the content of one of its debug sections. Output: the content with every
-// section at its address in the object file. Not for: code, which has many more kinds of relocations.
-//
 // A relocation without a symbol needs no change: the content is already the address in the object file. Format:
 // `<mach-o/reloc.h>`, `<mach-o/arm64/reloc.h>`, `<mach-o/x86_64/reloc.h>` of xnu.
 

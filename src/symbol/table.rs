@@ -206,10 +206,8 @@ impl SymbolTable {
 
 // ---- The end of a function without a size: a return followed by padding up to the start of the next function.
 //
-// Input: instructions from a function's first one, hostile. Output: the first address after the return. Not for:
-// functions with a size, or with unwind information. Functions may return in several places, so a return alone is
-// not sufficient; if one ends exactly at the next boundary there is no padding, and the following function is
-// taken for a part.
+// Functions may return in several places, so a return alone is not sufficient; if one ends exactly at the next
+// boundary there is no padding, and the following function is taken for a part.
 
 /// Alignment of assembly functions (x86inc.asm and perlasm: 16, the default of compilers).
 const ALIGNMENT: u64 = 16;

@@ -441,8 +441,7 @@ impl<K: Key> fmt::Debug for Trie<K> {
 
 // ---- The children of the nodes of a trie, which stores only each node's parent.
 //
-// Output: the children of a node, and walks over whole subtrees. Memory is eight bytes a node; a walk has an
-// explicit stack, because stacks of files can be deep.
+// Memory is eight bytes a node; a walk has an explicit stack, because stacks of files can be deep.
 
 /// The children of every node.
 #[derive(Clone, Debug)]
@@ -548,8 +547,8 @@ impl std::error::Error for Full {}
 
 // ---- The order in which stacks are read: by their frames from the root, independent of insertion.
 //
-// Input: the tables. Output: each counted stack once, or each node. Memory is 12 bytes a node and the depth of
-// one stack; walks have an explicit stack, because a target's may be deep.
+// Memory is 12 bytes a node and the depth of one stack; walks have an explicit stack, because a target's may be
+// deep.
 
 fn for_each_stack<K: Key>(
     frames: &[FrameWords],

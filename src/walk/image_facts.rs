@@ -229,12 +229,11 @@ impl Code for Scope<'_> {
     }
 }
 
-// ---- A table of facts about code addresses, for look-ups at every frame. Input: keys made of addresses; output: a
-// small value for each. Not for: keys that must not be lost, since a full table overwrites.
+// ---- A table of facts about code addresses, for look-ups at every frame.
 //
-// Open addressing from a home slot. The table grows with the number of addresses and is at most a quarter full,
-// so that nearly every key is in its home slot. In a direct-mapped table of fixed size a few hundred addresses
-// already evict each other, and each loss costs as much as a hundred look-ups.
+// Open addressing from a home slot. The table grows with the number of addresses and is at most a quarter full, so
+// that nearly every key is in its home slot. In a direct-mapped table of fixed size a few hundred addresses already
+// evict each other, and each loss costs as much as a hundred look-ups.
 
 /// A key that no address has (see [`key`], and [`Table::get`]).
 const NO_KEY: u64 = u64::MAX;

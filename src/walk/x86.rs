@@ -322,9 +322,8 @@ impl Intel for X86 {
 
 const _: () = assert!(ESP < EBP && EBP < X86_RETURN_ADDRESS);
 
-// ---- i386: whether ebp points to the frame record of the function at a program counter, and if not, the slot of the
-// return address. Input: mapped code; output: a stack slot. Not for: unwind information or paths to a return,
-// which have priority.
+// ---- i386: whether ebp points to the frame record of the function at a program counter, and if not, the slot of
+// the return address.
 //
 // These are patterns of compiler output; if none matches, ebp is assumed to point to the record.
 

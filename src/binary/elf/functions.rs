@@ -188,9 +188,7 @@ fn is_part(name: &[u8]) -> bool {
 
 // ---- Entry points of an ELF file's functions, by name.
 //
-// Input: the bytes of a file, hostile. Output: stated addresses and sizes. For 32-bit Arm, the lowest bit of an
-// address marks a T32 function (ELF for the Arm Architecture, 5.5.3). Not for: names of addresses (see
-// `symbol::table`).
+// For 32-bit Arm, the lowest bit of an address marks a T32 function (ELF for the Arm Architecture, 5.5.3).
 
 /// The entry point of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,9 +268,7 @@ fn collect_entries<H: FileHeader<Endian = LittleEndian>>(
 
 // ---- Addresses of variables of an ELF file, by name.
 //
-// Input: the bytes of a file, hostile. Output: address and size. Suffixes by which the linker made a name unique
-// (`name.lto_priv.0`, `name.123`) are ignored. Not for: functions (see `functions`), names of addresses (see
-// `symbol::table`).
+// Suffixes by which the linker made a name unique (`name.lto_priv.0`, `name.123`) are ignored.
 
 /// A variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -371,8 +367,7 @@ fn collect_variables<H: FileHeader<Endian = LittleEndian>>(
 
 // ---- Offsets of members of C structures, from the debug information of a 32-bit ELF file.
 //
-// Input: the bytes of a file, hostile, and names. Output: sizes and offsets. For the few structures of an
-// operating system that are looked up by name. Not for: compressed debug sections, C++ classes, bit fields.
+// For the few structures of an operating system that are looked up by name.
 
 /// Limit on entries of debug information read: about one second.
 const ENTRIES_MAX: usize = 8 << 20;

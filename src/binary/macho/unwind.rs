@@ -108,12 +108,10 @@ fn section<'a>(bytes: &'a ImageBytes, range: &Range<u64>) -> &'a [u8] {
 // ---- Compact unwind information: the section `__unwind_info` → the entry of an address, and an entry → the row in
 // its function's body.
 //
-// Input: the section's bytes and an offset from the image's header, hostile. Output: an [`Entry`], or a [`Row`].
-// Each look-up is two binary searches in the bytes; nothing is cached. Not for: prologues and epilogues, which
-// entries do not describe, and `__eh_frame`.
+// Each look-up is two binary searches in the bytes; nothing is cached.
 //
-// Not the crate `macho-unwind-info`: it indexes tables by unchecked numbers from the file, so malformed files
-// make it panic. Tests compare the two.
+// Not the crate `macho-unwind-info`: it indexes tables by unchecked numbers from the file, so malformed files make
+// it panic. Tests compare the two.
 //
 // Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h; semantics: src/CompactUnwinder.hpp.
 

@@ -245,9 +245,6 @@ impl Entry {
 
 // ---- `UNWIND_INFO`: the operations of a function's prologue → the row at an address in it or after it.
 //
-// Input: the bytes of the information, hostile. Output: [`UnwindInfo`], a [`Row`]. Not for: epilogues, and
-// exception handlers, which follow the codes.
-//
 // Format: "x64 exception handling" (Microsoft), "struct UNWIND_INFO"; for version 2, with epilogue codes that are
 // skipped here: `EPILOG` of LLVM, include/llvm/Support/Win64EH.h.
 
@@ -468,12 +465,9 @@ fn based(place: FrameOffset) -> Box<[u8]> {
 // ---- Epilogues of PE code for x86_64, which unwind information does not describe: the row at an instruction that
 // pops registers, returns, or jumps to another function.
 //
-// Input: the function table, a stated address, hostile. Output: a [`Row`], or nothing if the row of the
-// function's body applies, as it does at the first instruction of an epilogue, which has undone nothing yet.
-//
-// An epilogue is `add $n,%rsp` or `lea n(%reg),%rsp`, then pops, then a return or a jump ("x64 prolog and
-// epilog", Microsoft). It pops registers in the reverse order of the prologue's pushes: code that pops others is
-// no epilogue.
+// An epilogue is `add $n,%rsp` or `lea n(%reg),%rsp`, then pops, then a return or a jump ("x64 prolog and epilog",
+// Microsoft). It pops registers in the reverse order of the prologue's pushes: code that pops others is no
+// epilogue.
 
 const EPILOGUE_RSP: u8 = 7;
 

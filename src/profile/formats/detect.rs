@@ -389,8 +389,7 @@ impl<R: BufRead> Read for Bounded<R> {
 
 // ---- Unsupported files that users mistake for profiles: what each is, and what to do.
 //
-// Input: the first bytes of a file, or the keys of a JSON file. Output: a sentence with the next step. One
-// table, so that a new kind is one line.
+// One table, so that a new kind is one line.
 const PICTURE: &str = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
 
 /// Advice on a file with this beginning; `name` is the file as a command line would name it.

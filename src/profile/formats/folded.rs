@@ -43,10 +43,9 @@ pub fn write(stacks: &ByName, out: &mut dyn Write) -> io::Result<()> {
 
 // ---- Reads folded stacks, `process;frame;frame COUNT` per line, directly into a profile.
 //
-// Input: text in any order, of any size. Output: [`SavedProfile`]; equal stacks are added up. Only the current line
-// is in memory. A line mostly has a common prefix with the previous one: those frames are known nodes
-// already, and only the rest is looked up. Any other line is an error with file and line number. Writing is
-// not done here.
+// Only the current line is in memory. A line mostly has a common prefix with the previous one: those frames are
+// known nodes already, and only the rest is looked up. Any other line is an error with file and line number.
+// Writing is not done here.
 
 /// Longest line: the deepest possible stack ([`DEPTH_MAX`]) with names of 64 bytes. A longer one means that
 /// the file is not a profile but, say, binary.

@@ -172,9 +172,8 @@ impl<'a> Extra<'a> {
 
 // ---- Lists of numbers from a JSON file, concatenated.
 //
-// Input: `[[1,2],[3]]`. Output: [`Lists`]. Separate lists would take fourteen times the memory of the text
-// if they are short. A number that is not an index (-1, 1.5, null) becomes [`NO_INDEX`], so that it costs
-// one list and not the file.
+// Separate lists would take fourteen times the memory of the text if they are short. A number that is not an index
+// (-1, 1.5, null) becomes [`NO_INDEX`], so that it costs one list and not the file.
 
 /// Placeholder for a number that is not an index.
 pub(super) const NO_INDEX: u32 = u32::MAX;
@@ -291,9 +290,6 @@ impl Visitor<'_> for IndexVisitor {
 }
 
 // ---- Times of samples in files, grouped by thread.
-//
-// Input: samples with their process and thread, in any order. Output: the threads of a timeline, each sorted
-// by time.
 
 /// Most samples with times in a file: 9 hours of a thread at 997 Hz, 1 GiB.
 pub(super) const TIMED_SAMPLES_MAX: usize = 1 << 25;

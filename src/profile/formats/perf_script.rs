@@ -454,8 +454,7 @@ impl ScriptReader {
 
 // ---- The lines of `perf script`: events, frames, source lines and other records.
 //
-// Input: a line. Output: its parts, or nothing for another format. No state: the context of lines is not
-// checked here.
+// No state: the context of lines is not checked here.
 
 /// Longest thread name, in bytes.
 const COMM_BYTES_MAX: usize = 15;

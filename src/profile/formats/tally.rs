@@ -184,9 +184,8 @@ impl From<Full> for Malformed {
 
 // ---- Fractional counts: added up exactly, rounded at the end.
 //
-// Input: fractions of counts by node. Output: whole counts in the profile. Whole sums are unchanged; if
-// rounding would change shares, all counts are multiplied by a power of 1000 and the unit says so
-// (`millisamples`).
+// Whole sums are unchanged; if rounding would change shares, all counts are multiplied by a power of 1000 and the
+// unit says so (`millisamples`).
 
 /// Tolerance for a sum of decimal fractions that is a whole number.
 const WHOLE_ENOUGH: f64 = 1e-6;

@@ -214,8 +214,7 @@ pub(crate) fn by_folded_line(
 
 // ---- The stacks of a saved profile by thread, for formats that separate threads.
 //
-// Input: a [`SavedProfile`]. Output: its threads, and the stacks of each. If threads were merged, a
-// process is one thread.
+// If threads were merged, a process is one thread.
 
 /// A thread of a process, or a whole process.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -433,9 +433,8 @@ fn callers_of_allocator(
 
 // ---- Sites that allocate, told apart by as many callers as it takes.
 //
-// Input: stacks with what they have in use, the caller of the allocator first. Output: groups of stacks with the frames
-// that their rows show. Stacks through one function are divided where its callers differ, if a second one has a part
-// worth telling; what all callers of a row have in common is its chain.
+// Stacks through one function are divided where its callers differ, if a second one has a part worth telling; what
+// all callers of a row have in common is its chain.
 
 /// Most frames that tell rows apart.
 const FRAMES_MAX: usize = 6;
@@ -513,10 +512,6 @@ fn joined(frames: usize, stacks: Vec<SiteStack>) -> SiteStack {
 }
 
 // ---- Bytes in use over time, by the callers of the allocator in the table of leaks.
-//
-// Input: a heap profile of a recording. Output: areas of its
-// [history](crate::profile::from_recording::InuseHistory), for the callers with the most bytes at some time;
-// everything else is the rest.
 
 /// Callers with their own area: as many as there are distinguishable colors.
 const AREAS: usize = 8;

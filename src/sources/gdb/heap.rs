@@ -303,11 +303,9 @@ impl Drop for GdbHeap {
 }
 
 // ---- The allocator functions of a program: their entries, their roles, and how calls pass their arguments.
-// Pure.
 //
-// Sources of facts: newlib's `reent.h` (`_malloc_r` and others take the thread's structure first),
-// FreeRTOS's `portable.h` (`pvPortMalloc`, `vPortFree`); calls by AAPCS32 6.1, AAPCS64 6.8 and the System V
-// ABI 3.2.3.
+// Sources of facts: newlib's `reent.h` (`_malloc_r` and others take the thread's structure first), FreeRTOS's
+// `portable.h` (`pvPortMalloc`, `vPortFree`); calls by AAPCS32 6.1, AAPCS64 6.8 and the System V ABI 3.2.3.
 
 /// An allocator function of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -567,9 +565,6 @@ impl Stub {
 }
 
 // ---- The heap of a target behind a stub, as events: each allocation and free.
-//
-// Input: a heap traced by breakpoints. Output: allocations with the registers and the stack of the caller,
-// and frees, in order.
 
 /// Longest batch, nanoseconds.
 const BATCH_NS: u64 = 50_000_000;

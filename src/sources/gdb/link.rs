@@ -218,10 +218,10 @@ impl Link {
     }
 }
 
-// ---- Encodes and decodes packets of the gdb remote protocol: bodies ↔ bytes on the wire. Pure.
+// ---- Encodes and decodes packets of the gdb remote protocol: bodies ↔ bytes on the wire.
 //
-// Input of [`Decoder`]: bytes in pieces of any size, hostile. Output: bodies with escapes and run lengths
-// expanded, or an error. Format: "Debugging with GDB", appendix E.1 "Overview".
+// Input of [`Decoder`]: bytes in pieces of any size, hostile. Format: "Debugging with GDB", appendix E.1
+// "Overview".
 
 /// Longest accepted body, after run-length expansion: more than any reply to our requests.
 pub const BODY_BYTES_MAX: usize = 16 << 20;

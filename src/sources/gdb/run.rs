@@ -444,10 +444,10 @@ pub(super) fn unexpected(question: &str, answer: &[u8]) -> ConnectionError {
     ConnectionError::Nonsense(format!("`{text}` in answer to `{question}`"))
 }
 
-// ---- Parses stop replies: why the target stopped, or how it exited. Pure.
+// ---- Parses stop replies: why the target stopped, or how it exited.
 //
-// Format: "Debugging with GDB", E.3 "Stop Reply Packets"; lldb's extensions: docs/resources/lldbgdbremote.md
-// in LLVM.
+// Format: "Debugging with GDB", E.3 "Stop Reply Packets"; lldb's extensions: docs/resources/lldbgdbremote.md in
+// LLVM.
 
 /// Most threads taken from one reply.
 const REPLY_THREADS_MAX: usize = 4096;

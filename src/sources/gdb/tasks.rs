@@ -259,12 +259,11 @@ fn text(bytes: &[u8]) -> Option<String> {
     is_name.then(|| text.to_owned())
 }
 
-// ---- The registers of a suspended task, from its stack, where FreeRTOS's ports for Arm save them. Input: words
-// from `pxTopOfStack` on, hostile. Output: the registers at its resumption. Pure.
+// ---- The registers of a suspended task, from its stack, where FreeRTOS's ports for Arm save them.
 //
-// The words identify the port: each has EXC_RETURN at a different offset or none, and the exception frame
-// must be valid. Sources: FreeRTOS-Kernel V11, portable/GCC/{ARM_CM0, ARM_CM3, ARM_CM4F, ARM_CM7, ARM_CM33,
-// ARM_CM33_NTZ, ARM_CA9}/port*.{c,S}; exception frames: Armv7-M ARM, B1.5.6.
+// The words identify the port: each has EXC_RETURN at a different offset or none, and the exception frame must be
+// valid. Sources: FreeRTOS-Kernel V11, portable/GCC/{ARM_CM0, ARM_CM3, ARM_CM4F, ARM_CM7, ARM_CM33, ARM_CM33_NTZ,
+// ARM_CA9}/port*.{c,S}; exception frames: Armv7-M ARM, B1.5.6.
 
 /// Most words needed: ARM_CA9's for a task with floating point.
 const WORDS_MAX: usize = 84;
@@ -370,11 +369,11 @@ fn of_a_profile(top: u64, words: &[u32], is_code: &dyn Fn(u64) -> bool) -> Optio
 }
 
 // ---- Locates FreeRTOS's tasks: the addresses of its variables, and the layout of its lists and task control
-// blocks. Input: the firmware's file, hostile. Output: addresses and offsets. Pure.
+// blocks.
 //
-// Source: FreeRTOS-Kernel V10 and V11, `tasks.c` (the variables, and `TCB_t`, with `pxTopOfStack` as its
-// required first member) and `include/list.h`. Layouts depend on the configuration: debug information has
-// them; without it the usual one is recognised by the size of a list.
+// Source: FreeRTOS-Kernel V10 and V11, `tasks.c` (the variables, and `TCB_t`, with `pxTopOfStack` as its required
+// first member) and `include/list.h`. Layouts depend on the configuration: debug information has them; without it
+// the usual one is recognised by the size of a list.
 
 /// Most ready lists, one for each priority (`configMAX_PRIORITIES`).
 const PRIORITIES_MAX: u64 = 256;

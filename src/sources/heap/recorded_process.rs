@@ -515,9 +515,6 @@ pub(crate) fn read_image_list(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 // ---- Which images a process had when a sample was taken: libraries are unloaded, and others take their addresses.
-//
-// Input: the list that each sample names (`shared_memory::Allocation`), lists of the shim, and what is mapped now. Output:
-// for each time the mappings that are certain.
 
 /// Lists that are kept parsed: of threads that record at once, each may name another one.
 const PARSED_MAX: usize = 8;

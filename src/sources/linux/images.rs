@@ -293,10 +293,8 @@ pub(super) enum MappingOrigin {
 // ---- Program code moved from its file to anonymous memory at the same addresses, to have it on huge pages: node
 // with --use-largepages, Intel's iodlr, BOLT's hugify.
 //
-// Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the part of
-// a file that it is a copy of (for PE files see `pe_text`). Proof: the mapping lies in a code segment of a
-// file that is mapped next to it, and pages from all its parts equal those of the file. Not for: relocated
-// or changed code.
+// Proof: the mapping lies in a code segment of a file that is mapped next to it, and pages from all its parts equal
+// those of the file.
 
 /// Most mappings compared at one time, and most attempts for a mapping without a match: its code may still be
 /// being copied.
@@ -463,13 +461,10 @@ fn is_in_memory(
     })
 }
 
-// ---- Code of PE files that Wine reads into anonymous memory, because the file's alignment does not allow
-// mapping.
+// ---- Code of PE files that Wine reads into anonymous memory, because the file's alignment does not allow mapping.
 //
-// Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the parts
-// of a file that it is a copy of. Proof: the headers of a PE file are mapped before it, the mapping lies
-// where its sections belong, and pages from all its parts equal those of the file except for relocated
-// addresses. Not for: code that the program unpacked or changed.
+// Proof: the headers of a PE file are mapped before it, the mapping lies where its sections belong, and pages from
+// all its parts equal those of the file except for relocated addresses.
 
 /// Most parts of a mapping.
 const PARTS_MAX: usize = 16;

@@ -352,10 +352,9 @@ pub fn check_process(pid: u32) -> error::Result<()> {
 
 // ---- The registers and the stack of a waiting thread, read without a stop.
 //
-// Input: a process and one of its threads. Output: a capture of one moment. `/proc/PID/task/TID/syscall`
-// shows stack pointer and program counter of a waiting thread (proc_pid_syscall(5)), and its memory is
-// readable. It was off its CPU throughout if the scheduler's counters did not change. The other registers
-// are unknown: a walk continues if unwind rows restore them, or the instructions show the frame pointer.
+// `/proc/PID/task/TID/syscall` shows stack pointer and program counter of a waiting thread (proc_pid_syscall(5)),
+// and its memory is readable. It was off its CPU throughout if the scheduler's counters did not change. The other
+// registers are unknown: a walk continues if unwind rows restore them, or the instructions show the frame pointer.
 
 /// Captures up to `stack_bytes` of a thread's stack.
 pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut Capture) -> SleepingThread {

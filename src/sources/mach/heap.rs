@@ -397,11 +397,9 @@ impl Observed for MacProcess<'_> {
 
 // ---- Why the allocations of a command could not be recorded, and the next step.
 //
-// Input: the program's file, its code signing flags, and the reports of its processes; output: one line for people.
-//
-// dyld ignores DYLD_INSERT_LIBRARIES, and removes it from the environment, in programs that the system protects: those
-// of macOS, those with the hardened runtime unless an entitlement allows it, setuid and setgid ones (dyld-1378,
-// DyldProcessConfig.cpp, `Security`).
+// dyld ignores DYLD_INSERT_LIBRARIES, and removes it from the environment, in programs that the system protects:
+// those of macOS, those with the hardened runtime unless an entitlement allows it, setuid and setgid ones
+// (dyld-1378, DyldProcessConfig.cpp, `Security`).
 
 /// Bytes of a script for its interpreter's line.
 const SCRIPT_BYTES_MAX: u64 = 1024;

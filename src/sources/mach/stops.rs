@@ -200,12 +200,11 @@ impl Stops {
     }
 }
 
-// ---- Suspends a whole task until the guard is dropped or its holder exits, in any way. Input: a task. Effect:
-// it is stopped.
+// ---- Suspends a whole task until the guard is dropped or its holder exits, in any way. Effect: it is stopped.
 //
 // `thread_suspend` counts outlive the profiler: if it is killed while it holds one, a thread hangs for ever.
-// `task_suspend2` returns a right, and `task_suspend` keeps one; both die with their holder, and the kernel
-// resumes the task (osfmk/kern/task.c, `task_suspension_notify`). So tasks are suspended, never threads.
+// `task_suspend2` returns a right, and `task_suspend` keeps one; both die with their holder, and the kernel resumes
+// the task (osfmk/kern/task.c, `task_suspension_notify`). So tasks are suspended, never threads.
 
 /// A suspension of a task, released on drop.
 pub(super) struct Hold<'k> {

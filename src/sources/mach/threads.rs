@@ -360,10 +360,6 @@ impl Threads {
 }
 
 // ---- The label of the dispatch queue that a thread works for.
-//
-// Input: a thread's `dispatch_qaddr`. Output: a label. libdispatch publishes the offset of the label in a
-// queue for debuggers: `dispatch_queue_offsets`, an array of 16-bit numbers (libdispatch
-// src/queue_internal.h; lldb's SystemRuntimeMacOSX reads it in the same way).
 
 /// Name of the array in the exports of libdispatch.
 pub(super) const OFFSETS_SYMBOL: &[u8] = b"_dispatch_queue_offsets";
@@ -448,8 +444,8 @@ pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::COUNT_MAX], addre
 
 // ---- Time in ticks of `mach_absolute_time`, as nanoseconds.
 //
-// Input: ticks. Output: nanoseconds. A tick is 125/3 ns on Apple silicon and 1 ns on Intel
-// (`mach_timebase_info`, read once). The sampler and the waits between ticks use this clock.
+// A tick is 125/3 ns on Apple silicon and 1 ns on Intel (`mach_timebase_info`, read once). The sampler and the
+// waits between ticks use this clock.
 
 /// A clock over the kernel's ticks, with an origin shared by all instances.
 #[derive(Clone, Copy)]

@@ -302,7 +302,6 @@ impl SimConfig {
 
 // ---- The faults of a simulated process: kinds, times and rates.
 //
-// Input: occasions (an interrupt, a capture, a listing of mappings). Output: changes of the profiler's results.
 // Each injected fault is counted by name in the ledger, so that a test can distinguish "handled" from "never
 // tried".
 
@@ -474,8 +473,7 @@ impl Faults {
 
 // ---- A random but sensible simulated process from a seed.
 //
-// Input: a seed. Output: a [`SimConfig`] that passes its own check. A seed gives the same process on every
-// platform; a changed generator gives others.
+// A seed gives the same process on every platform; a changed generator gives others.
 
 const NAMES: [&str; 20] = [
     "parse", "read", "hash", "visit", "merge", "sort", "encode", "decode", "lookup", "insert", "split",

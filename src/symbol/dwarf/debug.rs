@@ -215,7 +215,7 @@ impl Debug {
 // ---- Reads one unit with its addresses → chains of functions; its entries may be in another file (split DWARF,
 // `.dwo` and `.dwp`).
 //
-// Input: a job. Output: chains. Files are opened through a closure and their identity is checked.
+// Files are opened through a closure and their identity is checked.
 
 /// The split files of an image.
 pub struct SplitFiles<'f> {

@@ -304,8 +304,8 @@ pub(super) fn text<'a>(slice: Slice<'a>) -> std::borrow::Cow<'a, str> {
 // compilers emit line tables only (`-g1`, `line-tables-only`) there are no entries around a function either, and
 // its name remains plain.
 //
-// Input: entries of units, hostile. Output: the prefixes of their names. An entry does not refer to its parent,
-// so a unit is read again up to the last requested entry; only if there is one.
+// An entry does not refer to its parent, so a unit is read again up to the last requested entry; only if there is
+// one.
 
 /// Limit on nested scopes; real names have up to ten.
 const AROUND_MAX: usize = 32;

@@ -228,9 +228,6 @@ impl Budget<'_> {
 }
 
 // ---- Assigns the requested addresses to units.
-//
-// Input: the headers of all units, hostile. Output: a job for each unit with addresses, by `.debug_aranges` if it
-// contains the unit, else by the unit's first entry.
 
 /// The relevant units of a file.
 #[derive(Debug, Default)]

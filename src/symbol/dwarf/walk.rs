@@ -246,8 +246,7 @@ fn read<'a>(
 
 // ---- One run of a unit's line program: the source line of each address.
 //
-// Input: a line program, hostile, and sorted addresses. Output: file and line for each. Does not build a table of
-// rows: each is compared with the addresses when it is read.
+// Does not build a table of rows: each is compared with the addresses when it is read.
 
 type Program<'a> = gimli::IncompleteLineProgram<Slice<'a>>;
 

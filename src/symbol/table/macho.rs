@@ -278,12 +278,9 @@ fn in_source(name: Cow<'_, [u8]>, max_bytes: usize) -> Cow<'_, [u8]> {
 
 // ---- The exports trie of a Mach-O image: names as paths, addresses in their terminal nodes.
 //
-// Input: the bytes of the trie, hostile. Output: the exported addresses, and the name of each, built on request.
-// Not for: re-exports, thread-local variables, absolute values.
-//
-// Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`. A node is: ULEB size of its terminal data; that data
-// (ULEB flags, then values by flags); a byte with the number of edges; and for each its NUL-terminated letters
-// and the ULEB offset of the next node.
+// Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`. A node is: ULEB size of its terminal data; that data (ULEB
+// flags, then values by flags); a byte with the number of edges; and for each its NUL-terminated letters and the
+// ULEB offset of the next node.
 
 /// Limit on edges from the root to a node. Linkers branch where names differ; twenty is usual.
 const DEPTH_MAX: u32 = 1024;
@@ -435,9 +432,6 @@ impl Walk<'_> {
 
 // ---- The raw symbol table of a Mach-O file, including object files: entries, names, and the indirect table.
 //
-// Input: a whole file, hostile. Output: slices of it. Not for: choosing the symbol of an address (see
-// `table::macho`, `stubs`, `debug_map`), images in memory.
-//
 // Format: `<mach-o/nlist.h>` and `<mach-o/loader.h>` of xnu.
 
 /// An entry of the table.
@@ -496,9 +490,8 @@ impl<'a> Nlists<'a> {
 
 // ---- Names of Mach-O stubs: the code through which an image calls functions of others.
 //
-// Input: a Mach-O file, hostile, and addresses. Output: the name of the function that the stub at an address
-// jumps to. No symbol names stubs; the section states the size of each and the start of their entries in the
-// indirect symbol table. Not for: images of the shared cache, where nearly all stubs were removed.
+// No symbol names stubs; the section states the size of each and the start of their entries in the indirect symbol
+// table.
 //
 // Format: `<mach-o/loader.h>` of xnu, `S_SYMBOL_STUBS` (`__stubs`, `__auth_stubs`).
 

@@ -181,8 +181,7 @@ impl Processor for Aarch64 {
 
 const _: () = assert!(FP < LR && LR < SP && SP < AARCH64_PC);
 
-// ---- Whether an address is a return address of an aarch64 call: decided by the instruction before it. Input: code
-// bytes; output: yes or no.
+// ---- Whether an address is a return address of an aarch64 call: decided by the instruction before it.
 //
 // Encodings: Arm Architecture Reference Manual for A-profile, C6.2, BL, BLR.
 

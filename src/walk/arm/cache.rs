@@ -275,8 +275,8 @@ fn signal_frame(of: SignalFrame) -> RowArm {
     row
 }
 
-// ---- Whether an address is a return address of a 32-bit Arm call: decided by the instruction before it. Input: code;
-// output: the target of the call, if known. The lowest bit of addresses marks T32.
+// ---- Whether an address is a return address of a 32-bit Arm call: decided by the instruction before it. The
+// lowest bit of addresses marks T32.
 //
 // Encodings: DDI 0406, A8.8.25 (BL, BLX with an offset) and A8.8.26 (BLX with a register).
 
@@ -358,9 +358,8 @@ fn in_a32(at: Avma, code: &dyn Code) -> Option<Call> {
     }
 }
 
-// ---- The possible entry of a function without a symbol: searches backward from an address for instructions that save
-// the link register. Input: an address, with its T32 bit, and code; output: the nearest entry from which paths
-// reach the address, and the row by them.
+// ---- The possible entry of a function without a symbol: searches backward from an address for instructions that
+// save the link register.
 //
 // Matching bytes may be data, or belong to another function: so paths from there must reach the address, and the
 // result is certain only if the caller calls exactly that entry.

@@ -90,8 +90,7 @@ fn merge(state: &mut FlowState, executed: &FlowState) {
     state.mode.it = executed.mode.it;
 }
 
-// ---- Operations common to A32 and T32: loads, stores, jumps and sums. Input: operands of an instruction and a
-// [`FlowState`]; output: the state after it.
+// ---- Operations common to A32 and T32: loads, stores, jumps and sums.
 //
 // Encodings: Arm Architecture Reference Manual, Armv7-A and Armv7-R edition (DDI 0406), A5 and A6.
 
@@ -329,8 +328,7 @@ pub(super) fn coprocessor(word: u32, state: &mut FlowState) -> Effect {
     Effect::Plain
 }
 
-// ---- A32: 32-bit instructions. Input: an instruction; output: its effect on the state, and its target, as if its
-// condition holds.
+// ---- A32: 32-bit instructions.
 //
 // Encodings: DDI 0406, A5 and A8.
 

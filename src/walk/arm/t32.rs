@@ -191,8 +191,7 @@ fn miscellaneous(at: Avma, half: u16, state: &mut FlowState) -> Effect {
     Effect::Plain
 }
 
-// ---- T32: 32-bit instructions. Input: their two halves; output: their effect on the state, and their target, as if
-// their condition holds.
+// ---- T32: 32-bit instructions.
 //
 // Encodings: DDI 0406, A6.3 and A8.
 

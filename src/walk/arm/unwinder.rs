@@ -430,8 +430,7 @@ impl Frame {
 }
 
 // ---- Exceptions of M-profile cores: handlers return to special values (EXC_RETURN), and the interrupted registers
-// are on the stack. Input: a frame with EXC_RETURN as return address; output: the interrupted frame with its
-// registers, and its stack: a core has two (B1.4.1), of which handlers use the main one.
+// are on the stack.
 //
 // Source: Armv7-M Architecture Reference Manual (DDI 0403), B1.5.6 to B1.5.8; Armv8-M (DDI 0553), B3.18.
 
@@ -538,8 +537,7 @@ pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> 
 // ---- The frame record of a function: the target of its frame pointer and the layout there, which differ between
 // compilers (APCS: fp, ip, lr, pc below an old stack pointer in ip; gcc: r11 at the saved link register, or r7 at
 // the bottom of the frame; LLVM: r11 or r7 at the saved frame pointer). So both are derived from the function's
-// first instructions. Input: an entry with its T32 bit; output: a row relative to the frame pointer, valid in the
-// function's body.
+// first instructions.
 
 /// Limit on instructions of a prologue.
 const STEPS_MAX: u32 = 24;

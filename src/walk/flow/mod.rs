@@ -408,9 +408,7 @@ fn exits<P: Processor>(at: Avma, state: FlowState, code: &dyn Code) -> Option<Ve
     (unknown.is_none() && paths.left > 0 && paths.has_room()).then_some(targets)
 }
 
-// ---- Whether a called function ever returns. Input: its entry, code, and the bounds of functions; output: yes, or
-// that no path through it leads to a return. Not for: functions without known bounds, and jumps to other
-// functions, which are assumed to return.
+// ---- Whether a called function ever returns.
 //
 // After a noreturn call come other blocks of the function, with another frame, or data.
 

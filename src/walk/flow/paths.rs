@@ -569,11 +569,10 @@ impl Packed {
 }
 
 // ---- The addresses that paths have reached, each with the value noted there first. Looked up at every followed
-// instruction. Input: code addresses; output: the earlier value. Not for: more than some thousand addresses, the
-// limit for a function.
+// instruction.
 //
-// Open addressing by the low bits of addresses: neighboring instructions have neighboring slots. Clearing is
-// free, unlike for a map.
+// Open addressing by the low bits of addresses: neighboring instructions have neighboring slots. Clearing is free,
+// unlike for a map.
 
 /// Initial number of slots, a power of two; doubles when half of them are used.
 const SLOTS_MIN: usize = 512;

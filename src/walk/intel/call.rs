@@ -82,13 +82,12 @@ fn indirect_call_length(call: &[u8]) -> Option<usize> {
 }
 
 // ---- Confirms a caller: a row from instructions is uncertain if the function's entry is unknown (see
-// [`Proof`](crate::walk::engine::Proof)), and a word found by a stack scan may be stale. Input: a frame, its
-// caller, code; output: whether other evidence leads to the same caller.
+// [`Proof`](crate::walk::engine::Proof)), and a word found by a stack scan may be stale.
 //
-// There are two kinds of evidence: a frame record that rbp points to exactly where the frame ends according to
-// the instructions; and the call before the return address. Its target, in the instruction or from an address
-// still in the caller's frame, is an entry, and the paths from there to the callee's address show where the
-// return address must be.
+// There are two kinds of evidence: a frame record that rbp points to exactly where the frame ends according to the
+// instructions; and the call before the return address. Its target, in the instruction or from an address still in
+// the caller's frame, is an entry, and the paths from there to the callee's address show where the return address
+// must be.
 
 /// Limit on jumps that lead from a call to the function, one to the next.
 const JUMPS_MAX: u32 = 4;

@@ -357,15 +357,14 @@ fn row<P: Intel>(state: &FlowState) -> Option<RowOf<P>> {
     Some(row)
 }
 
-// ---- Whether a called function returns. Input: its entry, code; output: yes, or unknown. Not for: functions called
-// through a register or a table.
+// ---- Whether a called function returns.
 //
 // A noreturn function has no `ret` on a path from its entry, unless the path passes another noreturn call. So one
 // path from the entry to a return is proof, if the stack pointer is back where it was and all calls on it are of
 // functions that return: it stays in the function, since only after a noreturn call can another function follow.
 //
-// Thousands of rows need the same few functions (the builtins of V8), so answers about unchanging code are
-// cached, and those about code in files are shared by all processes that map them.
+// Thousands of rows need the same few functions (the builtins of V8), so answers about unchanging code are cached,
+// and those about code in files are shared by all processes that map them.
 
 /// Limits on instructions followed in all callees of one row, and in one of them if short.
 const ALL_STEPS_MAX: u32 = 4096;

@@ -324,8 +324,7 @@ fn address<P: Intel>(instruction: &Instruction, state: &FlowState) -> Option<Reg
     Some(state.place(base)?.plus(instruction.displacement.into()))
 }
 
-// ---- Decodes the length and the parts of an instruction in 64-bit or 32-bit mode. Input: any bytes; output: `None`
-// for truncated or invalid instructions, or ones that programs do not contain.
+// ---- Decodes the length and the parts of an instruction in 64-bit or 32-bit mode.
 //
 // Source: Intel SDM volume 2, chapter 2 and the opcode maps of appendix A.
 /// An instruction's parts.

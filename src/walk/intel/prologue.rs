@@ -106,11 +106,9 @@ fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
     Avma(at.0 - known)
 }
 
-// ---- A thread that has run no instruction yet: its program counter is where its creator's system call returns, its
-// stack is empty, and unwind information there describes the creator. The kernel returns 0 to the new thread
-// (clone(2)), and the code then branches to the start of threads. Input: a program counter, the result register,
-// code; output: where the thread continues. Not for: processes created by `fork`, which continue in their
-// parent's functions.
+// ---- A thread that has run no instruction yet: its program counter is where its creator's system call returns,
+// its stack is empty, and unwind information there describes the creator. The kernel returns 0 to the new thread
+// (clone(2)), and the code then branches to the start of threads.
 
 /// Limit on instructions that test the result, in glibc (sysdeps/unix/sysv/linux/x86_64/clone3.S and
 /// i386/clone3.S) and in musl (src/thread/x86_64/clone.s): a test and two jumps.

@@ -17,13 +17,11 @@ use crate::arch::X86_64;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 
 // ---- JIT trampolines that only call: `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`. CPython creates one per Python
-// function, so that profilers see a frame for it (Python/asm_trampoline.S, `python3 -X perf`). Input: a return
-// address, the row by the paths from there to a return, and code; output: whether the code before the call proves
-// that row.
+// function, so that profilers see a frame for it (Python/asm_trampoline.S, `python3 -X perf`).
 //
-// Paths from a return address alone prove nothing: the callee may never return, and then the code after the call
-// is another function, or a part of this one that is reached otherwise. Another function pops nothing that it did
-// not push, and these trampolines have no other parts.
+// Paths from a return address alone prove nothing: the callee may never return, and then the code after the call is
+// another function, or a part of this one that is reached otherwise. Another function pops nothing that it did not
+// push, and these trampolines have no other parts.
 
 /// Size of a return address.
 const POINTER: i64 = 8;
@@ -59,9 +57,7 @@ fn pushed_before(at: Avma, code: &dyn Code) -> Option<i64> {
 }
 
 // ---- A frame with saved registers that libgcc replaces, one after the other, while it installs an exception's
-// landing pad (unwind-dw2.c, `uw_install_context_1`): which of them the walk may still use. Input: this frame,
-// its caller, the copied stack; output: the frame's original return address, and whether a replaced word was
-// used.
+// landing pad (unwind-dw2.c, `uw_install_context_1`): which of them the walk may still use.
 
 /// Largest frame of `_Unwind_Resume` and similar functions: two contexts and a frame state.
 const FRAME_BYTES_MAX: u64 = 4096;
@@ -151,10 +147,9 @@ fn written_return_address<P: Processor>(sp: Avma, cfa: Avma, stack: StackBytes<'
 }
 
 // ---- The caller of a frame with unknown code, if only one word can be its return address: the first function of a
-// musl thread ends in a noreturn call, and has no unwind information. Every frame between it and the code that
-// ends the thread would have a return address on the stack. So if the first return address above is the one into
-// that code, it is the frame's own, and no frame is missing. Input: the frame, the copied stack; output: its
-// caller. Not for: other scans, which prove nothing (`x86_64/unwinder.rs`).
+// musl thread ends in a noreturn call, and has no unwind information. Every frame between it and the code that ends
+// the thread would have a return address on the stack. So if the first return address above is the one into that
+// code, it is the frame's own, and no frame is missing.
 
 /// Largest frame of this function, which saves few registers.
 const BYTES_MAX: u64 = 512;

@@ -154,11 +154,10 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
 }
 
 // ---- The leaf of a thread in a system call that ends its function: the program counter follows the `syscall`
-// instruction, so it is in the next function or in none. Input: registers, code; output: the address for walking
-// from the leaf. Not for: system calls in the middle of a function, where both lead to the same caller.
+// instruction, so it is in the next function or in none.
 //
-// The instruction stores its end in rcx (Intel SDM volume 2, SYSCALL), and the kernel reports that during the
-// call. A thread that reaches the next function by a call has another value there.
+// The instruction stores its end in rcx (Intel SDM volume 2, SYSCALL), and the kernel reports that during the call.
+// A thread that reaches the next function by a call has another value there.
 
 const SYSCALL: &[u8] = &[0x0f, 0x05];
 const RCX: usize = 2;

@@ -147,10 +147,7 @@ fn is_tail_call(next: Avma, distance: i64, function: &Range<Avma>, code: &dyn Co
 
 // ---- Completeness of walks by frame pointers. A chain of frame records that ends near the thread's initial stack
 // pointer proves nothing: a function without a record leaves rbp unchanged, or uses it otherwise, so that its
-// caller or all others are missing. Input: registers, stack, rows; output: the frames of a chain in which every
-// function is known to keep a record, up to the thread's first function or another stack.
-//
-// Not for: unwinding functions without frame records, which `UnwindMethod::Auto` does.
+// caller or all others are missing.
 
 /// Limit on frames of start code, which C libraries build without frame pointers: `_start`, `__libc_start_main`,
 /// `__libc_start_call_main`; `clone3`, `start_thread`. They are walked by their rows.

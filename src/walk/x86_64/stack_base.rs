@@ -104,12 +104,12 @@ fn into_start_of_libdyld(at: Avma, code: &dyn Code) -> Option<u64> {
     is_start.then_some(into)
 }
 
-// ---- Functions that call on another stack. Some keep the caller's in rbp, which their rows are relative to: libgcc's
-// `__morestack`, which calls a function with split stacks on a new segment, and `rust_psm_on_stack` (the crates
-// `psm` and `stacker`). Others keep it in another register, or in memory, which the expressions of their rows read:
-// OCaml 5 runs its own functions on stacks of fibers and those in C on that of the thread (`caml_c_call`,
-// `caml_call_gc`, `caml_start_program`, `caml_runstack`; calls that allocate nothing are inline and keep it in rbx).
-// Input: a frame, its row, code; output: the lowest word that the row reads, if it is on the caller's stack.
+// ---- Functions that call on another stack. Some keep the caller's in rbp, which their rows are relative to:
+// libgcc's `__morestack`, which calls a function with split stacks on a new segment, and `rust_psm_on_stack` (the
+// crates `psm` and `stacker`). Others keep it in another register, or in memory, which the expressions of their
+// rows read: OCaml 5 runs its own functions on stacks of fibers and those in C on that of the thread
+// (`caml_c_call`, `caml_call_gc`, `caml_start_program`, `caml_runstack`; calls that allocate nothing are inline and
+// keep it in rbx).
 //
 // Source: libgcc/config/i386/morestack.S; psm, src/arch/x86_64.s; OCaml, runtime/amd64.S.
 

@@ -667,8 +667,7 @@ impl Frame {
 }
 
 // ---- The last resort: if neither unwind information nor code nor a frame record leads to a caller, a word on the
-// stack that is a return address may be it. Input: the frame where the walk is stuck; output: more frames, or
-// none.
+// stack that is a return address may be it.
 //
 // Stale words look like live ones. So a word counts only if its call leads to the address where the walk is stuck
 // (`intel/call.rs`), and if the walk continues from it to the thread's first function without a second scan; and

@@ -454,9 +454,7 @@ impl NodeCache {
 
 // ---- JsonSlabs: JSON of the Firefox Profiler with columns as binary arrays next to it.
 //
-// Input: a container: magic, version, a table of slabs (kind, start, length), the slabs. Output: the
-// resulting JSON, with each `{"$s":7}` replaced by slab 7. Numbers are little-endian. A slab of JSON may
-// refer to others, so depth and size are bounded.
+// Numbers are little-endian. A slab of JSON may refer to others, so depth and size are bounded.
 
 /// Magic bytes of a container.
 pub(crate) const MAGIC: [u8; 8] = [0xdc, 0xdf, b'J', b'S', b'L', b'B', 1, 0];

@@ -611,8 +611,7 @@ impl Columns {
 
 // ---- Columns of a page with the bytes in use over time: the times, and for each stack its bytes from a time on.
 //
-// Input: the history of a profile. Output: columns, and the part of the header that names areas. A stack is a root and
-// a node, as in the columns of counts.
+// A stack is a root and a node, as in the columns of counts.
 
 /// Index of the peak in the times; callers with an area of their own.
 #[derive(Serialize)]

@@ -176,9 +176,6 @@ impl Header {
 }
 
 // ---- The profiles of an OTLP file: type and start of each, and which of them are read.
-//
-// Input: the message and its dictionary. Output: a [`Profile`] for each, with encoded samples, and the unit
-// of counts of those to be read.
 
 /// Most profiles of a file.
 const PROFILES_MAX: usize = 1 << 16;
@@ -386,9 +383,6 @@ impl CountUnit {
 }
 
 // ---- The samples of OTLP profiles.
-//
-// Input: encoded samples, which refer to the dictionary. Output: stacks, counts and times in a
-// [`SavedBuilder`].
 
 /// Most attributes of a sample.
 const SAMPLE_ATTRIBUTES_MAX: usize = 1 << 10;

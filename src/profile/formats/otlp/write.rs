@@ -322,8 +322,7 @@ fn value(count: u64) -> io::Result<i64> {
 // ---- The dictionary of an OTLP file being written: each text, mapping, function, location, stack and attribute
 // once.
 //
-// Input: parts of a [`SavedProfile`], as samples need them. Output: their indexes, and the encoded tables. Parts
-// without samples are not written. Index 0 of each table is its empty item.
+// Parts without samples are not written. Index 0 of each table is its empty item.
 
 /// Suffix of kernel functions' names.
 const KERNEL_MARK: &str = "_[k]";

@@ -504,8 +504,7 @@ impl<'a> Tables<'a> {
 
 // ---- Chooses the value of a pprof sample to count, and the unit of counts.
 //
-// Input: sample types, period and samples of a file. Output: [`CountedValue`], and the unit. Times become
-// samples only if the conversion is lossless.
+// Times become samples only if the conversion is lossless.
 
 /// Shortest period for converting times to samples: no profiler samples every microsecond, and a period of 1
 /// means that time itself is counted.
@@ -614,9 +613,8 @@ fn each_sample(bytes: &[u8], mut visit: impl FnMut(&dyn Fn(usize) -> i64) -> boo
 
 // ---- Frames dropped by a pprof profile: `drop_frames` and `keep_frames`.
 //
-// Input: the two regular expressions of a file, and the functions of each location. Output: the dropped
-// part. A function with a fully matching name is dropped with all its callees, unless it is to be kept, as
-// in `go tool pprof`. Names are matched without arguments.
+// A function with a fully matching name is dropped with all its callees, unless it is to be kept, as in `go tool
+// pprof`. Names are matched without arguments.
 
 /// Most bytes of a compiled expression: matching a byte costs up to its size.
 const PATTERN_BYTES_MAX: usize = 1 << 16;

@@ -294,9 +294,8 @@ pub(super) struct Unit {
 
 // ---- Evented profiles of speedscope: frames that open and close at points in time.
 //
-// Input: events in order. Output: counts of the time that each stack was open. An event without a matching
-// open frame, or with an earlier time, is skipped and counted, and so is a frame that is never closed; time
-// without an open frame is ignored.
+// An event without a matching open frame, or with an earlier time, is skipped and counted, and so is a frame that
+// is never closed; time without an open frame is ignored.
 
 /// A frame opens (`O`) or closes (`C`).
 #[derive(Deserialize)]

@@ -209,9 +209,8 @@ impl LoadMethod {
 
 // ---- Allocators inside of a program or a library, whose calls reach no preloaded library.
 //
-// Input: the bytes of an ELF file, hostile. Output: the name that its `malloc` has there. The dynamic loader resolves
-// `malloc` to the definition of the program before that of any library, preloaded or not; under another name
-// (`je_malloc`) nothing is resolved at all.
+// The dynamic loader resolves `malloc` to the definition of the program before that of any library, preloaded or
+// not; under another name (`je_malloc`) nothing is resolved at all.
 
 /// Names of `malloc`, and the allocator that has it.
 const NAMES: [(&str, &str); 7] = [

@@ -281,8 +281,7 @@ fn refused(error: &io::Error, scope: EventScope, target: Option<(pid_t, bool)>) 
 
 // ---- Clocks of the pipeline: the monotonic clock, used by records, and the CPU clocks of processes.
 //
-// Output: nanoseconds. All stages but the rings read them through [`Clocks`], so that they also run on a
-// simulated kernel.
+// All stages but the rings read them through [`Clocks`], so that they also run on a simulated kernel.
 
 /// The clocks of a machine.
 pub(crate) trait Clocks {

@@ -395,8 +395,7 @@ fn running(cpu_ns: u64) -> ThreadStatus {
 
 // ---- Control of the stages between batches: clocks, processes, event options, returned buffers.
 //
-// Input: the source's view of its events and the machine. Output: requested event options, and the known
-// processes. Records enter by `push_record`, events leave by `flush` (`pipeline.rs`).
+// Records enter by `push_record`, events leave by `flush` (`pipeline.rs`).
 
 /// Batch interval while a starting program loads its libraries, nanoseconds.
 pub(crate) const FIRST_BATCHES_NS: u64 = 5_000_000;

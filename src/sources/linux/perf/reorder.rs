@@ -118,10 +118,9 @@ pub(crate) fn mapping(mmap: &Mmap<'_>) -> Option<Mapping> {
 
 // ---- The reorder stage: events of all CPUs, in time order.
 //
-// Input: records; those of one CPU come in order. Output: the events of a batch, sorted once. All events of a
-// batch are released, even those newer than the watermark, so that /proc is read while new processes still exist.
-// The pipeline keeps the resulting process events in a [`Queue`] until the watermark has passed them, like
-// context switches: the next batch may hold older records.
+// All events of a batch are released, even those newer than the watermark, so that /proc is read while new
+// processes still exist. The pipeline keeps the resulting process events in a [`Queue`] until the watermark has
+// passed them, like context switches: the next batch may hold older records.
 
 /// The reorder stage's view of processes.
 pub(crate) trait ProcessView {
@@ -225,8 +224,7 @@ impl EventQueue {
 }
 
 // ---- Threads of records written during exit: an exiting thread gives back its number, and later records have -1
-// instead. Input: ids of records, those of one CPU in order; output: the same ids with the thread's former
-// number.
+// instead.
 //
 // Source: Linux kernel/events/core.c, `perf_event_pid_type` ("avoid -1 if it is idle thread or runs in another
 // ns"): a thread that is not alive has no number. Its process has one while another thread exists.
@@ -259,8 +257,7 @@ impl ExitedThreads {
 
 // ---- Orders values of all rings by time: each ring is in order, and rings are read one after another.
 //
-// Input: values with their times. Output: the values of a batch, sorted once. Values with equal times keep their
-// order.
+// Values with equal times keep their order.
 
 /// Values not yet released.
 #[derive(Debug)]

@@ -607,9 +607,6 @@ impl ProcessExits {
 
 // ---- Reads rings between the events of a batch: a walk may take long, with images not yet read, and longest on a
 // loaded machine.
-//
-// Input: time. Output: records in the queue of the next batch (`stack/stacks.rs` limits them), and resident
-// pages of files within their bound.
 
 impl PerfSource {
     /// Reads rings that fill up while a batch is walked, if due.

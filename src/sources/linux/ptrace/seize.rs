@@ -249,13 +249,12 @@ pub(crate) fn launch(
     Ok(target)
 }
 
-// ---- Processes with seccomp filters that forbid `restart_syscall`: they may not be traced. Input: threads. Output:
-// whether tracing has to end, and why.
+// ---- Processes with seccomp filters that forbid `restart_syscall`: they may not be traced.
 //
-// The kernel wakes one thread of a traced process for a signal that the process ignores, and another thread
-// may take that signal. The first one then never stops, so its call cannot be repaired, and the kernel
-// continues its wait by `restart_syscall`, for which the filter gets the process killed. With a single
-// thread each such signal is followed by a stop (`timed_wait.rs`).
+// The kernel wakes one thread of a traced process for a signal that the process ignores, and another thread may
+// take that signal. The first one then never stops, so its call cannot be repaired, and the kernel continues its
+// wait by `restart_syscall`, for which the filter gets the process killed. With a single thread each such signal is
+// followed by a stop (`timed_wait.rs`).
 
 /// Interval of checks for new filters, nanoseconds.
 const ASKED_NS: u64 = 100_000_000;

@@ -321,10 +321,8 @@ fn sudo(facts: &Facts) -> String {
     }
 }
 
-// ---- What can be observed after the kernel has refused a call: rights of this process, settings of the system, the
-// target, and whether the call reached the kernel at all.
-//
-// Input: /proc, and calls with arguments that the kernel answers by an error of its own. Output: [`Facts`].
+// ---- What can be observed after the kernel has refused a call: rights of this process, settings of the system,
+// the target, and whether the call reached the kernel at all.
 
 /// A call that may be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,9 +14,8 @@ use crate::walk::processor::{self, Processor};
 use crate::walk::{Code, Input};
 
 // ---- The stack pointer saved in r12 while a function runs on another stack: `nanotime1` and `walltime` of Go's
-// runtime call the vDSO on an aligned stack, or on that of `g0`, and switch back by `mov %r12,%rsp`. Their rows
-// do not describe this. Input: an address, its row, code; output: a row relative to r12, if the code leads
-// straight to that instruction.
+// runtime call the vDSO on an aligned stack, or on that of `g0`, and switch back by `mov %r12,%rsp`. Their rows do
+// not describe this.
 //
 // Source: Go, src/runtime/sys_linux_amd64.s.
 

@@ -358,9 +358,6 @@ impl<'t, 'a> Converter<'t, 'a> {
 }
 
 // ---- Attributes of an OTLP file being read: key and value, and their meaning in a profile.
-//
-// Input: encoded attributes, hostile. Output: values as slices of the file, so that nested ones cost no
-// memory.
 
 /// A value of an attribute.
 #[derive(Clone, Copy, Default)]
@@ -495,9 +492,6 @@ impl<'a> Resource<'a> {
 }
 
 // ---- The dictionary of an OTLP file being read.
-//
-// Input: the message, hostile. Output: its tables, by index; locations, stacks and attributes as slices of
-// the file until a sample needs them.
 
 /// Most bytes of a mapping, function or location: a message takes several times its size in memory.
 pub(crate) const ITEM_BYTES_MAX: usize = 1 << 20;

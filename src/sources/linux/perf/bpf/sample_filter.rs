@@ -139,16 +139,14 @@ pub(crate) fn pid_namespace(pid: &str) -> Option<(u64, u64)> {
     Some((meta.dev(), meta.ino()))
 }
 
-// ---- BPF programs that pass the samples of some processes: other samples are dropped in the timer interrupt, which
-// occurs anyway.
+// ---- BPF programs that pass the samples of some processes: other samples are dropped in the timer interrupt,
+// which occurs anyway.
 //
-// One passes a single process; the other drops the processes in a set, so that a process not yet known is
-// sampled.
+// One passes a single process; the other drops the processes in a set, so that a process not yet known is sampled.
 //
-// Input: pids in our PID namespace. Output: eBPF instructions
-// (Documentation/bpf/standardization/instruction-set.rst). In the initial namespace every thread has a number,
-// whatever its own namespace (helper 14, `bpf_get_current_pid_tgid`); in others, those of containers, only
-// threads of the same namespace have one (helper 120, `bpf_get_ns_current_pid_tgid`).
+// In the initial namespace every thread has a number, whatever its own namespace (helper 14,
+// `bpf_get_current_pid_tgid`); in others, those of containers, only threads of the same namespace have one (helper
+// 120, `bpf_get_ns_current_pid_tgid`).
 
 /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
 const FIRST_NAMESPACE: u64 = 0xefff_fffc;

@@ -541,8 +541,7 @@ impl CpuTime {
 
 // ---- Samples that the kernel dropped, or did not take while throttled: their number and CPU time.
 //
-// Input: loss and throttle records, numbers of samples that did not fit into rings. Output: dropped samples of a
-// batch, and their time. Their process is unknown; they are attributed in proportion to the samples that arrived.
+// Their process is unknown; they are attributed in proportion to the samples that arrived.
 
 /// Dropped samples, and their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

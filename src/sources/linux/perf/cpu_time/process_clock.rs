@@ -220,10 +220,8 @@ impl LateTimeLeft {
     }
 }
 
-// ---- With `-a`: CPU clocks of all processes at the beginning and end of the recording. They give the CPU time of a
-// process from its first sample on, and at the end that of processes without a sample.
-//
-// Input: pids and a clock. Output: nanoseconds.
+// ---- With `-a`: CPU clocks of all processes at the beginning and end of the recording. They give the CPU time of
+// a process from its first sample on, and at the end that of processes without a sample.
 
 /// By process, until it is sampled or its number is reused.
 #[derive(Debug, Default)]

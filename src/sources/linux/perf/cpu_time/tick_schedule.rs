@@ -94,7 +94,6 @@ impl TickSchedule {
 
 // ---- The samples of each process in a batch: on time or late.
 //
-// Input: the events of a batch and the tick schedule. Output: nominal periods for the shares of processes.
 // `accounting.rs` decides the weight of late samples.
 
 /// The samples of a process in a batch.

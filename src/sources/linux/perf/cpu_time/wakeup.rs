@@ -165,17 +165,14 @@ impl WakeupCharge {
 
 // ---- CPU time that the clock of a process counts before its threads run, and where they waited until then.
 //
-// The clock of a woken thread starts when its CPU is notified (kernel/sched/core.c, `wakeup_preempt`: the clock
-// of the CPU stops from then on until it switches). An idle CPU takes some microseconds more to switch, in a
-// virtual machine ten and more, and no tick can find the thread meanwhile. In programs that wait often that is a
-// third of their CPU time; shared by all samples it would inflate everything else.
+// The clock of a woken thread starts when its CPU is notified (kernel/sched/core.c, `wakeup_preempt`: the clock of
+// the CPU stops from then on until it switches). An idle CPU takes some microseconds more to switch, in a virtual
+// machine ten and more, and no tick can find the thread meanwhile. In programs that wait often that is a third of
+// their CPU time; shared by all samples it would inflate everything else.
 //
-// It is measured at intervals: for some milliseconds each CPU records its context switches, and the time for
-// which threads of a process had a CPU is subtracted from that counted by its clock. The stacks copied at some of
-// these switches get the difference.
-//
-// Input: context switches and clocks. Output: the part of CPU time that a process is charged before it runs, and
-// samples for it.
+// It is measured at intervals: for some milliseconds each CPU records its context switches, and the time for which
+// threads of a process had a CPU is subtracted from that counted by its clock. The stacks copied at some of these
+// switches get the difference.
 
 /// Distance of intervals, nanoseconds.
 const INTERVAL_EVERY_NS: u64 = 400_000_000;

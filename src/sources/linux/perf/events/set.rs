@@ -321,10 +321,10 @@ pub(crate) fn is_limit(error: &io::Error) -> bool {
 }
 
 // ---- Samples that did not fit into the ring of their CPU, by the kernel's count for each event (Linux 6.0,
-// perf_event_open(2), `PERF_FORMAT_LOST`). Input: events with full rings. Output: lost samples by CPU.
+// perf_event_open(2), `PERF_FORMAT_LOST`).
 //
-// PERF_RECORD_LOST counts the records of all events of a ring together, and is written before the next record
-// that fits: losses at the end of a recording have none.
+// PERF_RECORD_LOST counts the records of all events of a ring together, and is written before the next record that
+// fits: losses at the end of a recording have none.
 //
 // The count of an event is read only if its ring was full, since reading it interrupts the CPU.
 

@@ -139,9 +139,8 @@ impl ThreadEvents {
 // ---- Threads with two sets of events: a thread that starts while events are being opened inherits those of its
 // creator, and gets its own, too.
 //
-// Input: the thread that each event was opened for, and records. Output: which records count, and the threads
-// with events to close. Each sample has the number of the event that was opened for its thread or for an
-// ancestor. Of two sets, the one opened last is closed: threads that inherited the other one were listed then.
+// Each sample has the number of the event that was opened for its thread or for an ancestor. Of two sets, the one
+// opened last is closed: threads that inherited the other one were listed then.
 
 /// Events of threads, and the threads that each of them samples.
 #[derive(Debug, Default)]

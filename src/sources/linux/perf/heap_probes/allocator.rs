@@ -270,11 +270,8 @@ pub(super) const OPERATORS: [(&str, ProbedFunction); 20] = [
     ("_ZdaPvSt11align_val_tRKSt9nothrow_t", FREE),
 ];
 
-// ---- The instructions by which a function returns, for functions whose return address must stay: a C++ exception does not
-// pass the trampoline of a return probe, and ends the program.
-//
-// Input: the bytes of an ELF file, hostile, and an entry. Output: the stated addresses of all returns that its paths
-// lead to, through jumps to other functions, too; `None` where a path cannot be followed. x86_64 only.
+// ---- The instructions by which a function returns, for functions whose return address must stay: a C++ exception
+// does not pass the trampoline of a return probe, and ends the program.
 
 /// Most instructions on all paths.
 const INSTRUCTIONS_MAX: usize = 4096;

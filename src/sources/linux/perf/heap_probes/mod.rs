@@ -342,8 +342,7 @@ fn find_allocators(pid: pid_t) -> std::result::Result<Vec<Allocator>, String> {
 
 // ---- Cost of a probe to the thread that hits it, measured on this process.
 //
-// Input: the programs run by probes; output: nanoseconds per call, on this machine and kernel. The cost depends
-// on the instruction under the probe: the kernel emulates a `push` and single-steps others
+// The cost depends on the instruction under the probe: the kernel emulates a `push` and single-steps others
 // (arch/x86/kernel/uprobes.c), which takes many times as long on a virtual machine. The function here begins with
 // one of those, like `free` of glibc.
 
@@ -458,11 +457,10 @@ fn kind() -> io::Result<u32> {
     text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-// ---- The executable memory of the probed process at the times of its samples: libraries are unloaded, and others take their
-// addresses.
+// ---- The executable memory of the probed process at the times of its samples: libraries are unloaded, and others
+// take their addresses.
 //
-// Input: records of mappings, and /proc/PID/maps at the start and where records were lost. Output: for each time
-// the mappings. No record reports that memory is unmapped; no sample has code there.
+// No record reports that memory is unmapped; no sample has code there.
 
 /// Size of the ring of a CPU: a thousand mappings, of all processes.
 const MMAP_RING_BYTES: usize = 128 << 10;

@@ -273,10 +273,8 @@ impl Observed for ProcessEntry {
     }
 }
 
-// ---- Memory and files of a process, for reading its images: through /proc while it exists, otherwise by its records
-// and the files of its parent.
-//
-// Input: mappings by records, with their times; output: mappings and their bytes.
+// ---- Memory and files of a process, for reading its images: through /proc while it exists, otherwise by its
+// records and the files of its parent.
 
 /// Time for which only records describe the memory of a new program, nanoseconds.
 const RECORDS_HOLD_NS: u64 = 1_000_000_000;
@@ -446,8 +444,7 @@ impl ProcessImages {
 // ---- The executable memory of a process by its records (PERF_RECORD_MMAP2), for when the process, and with it
 // `/proc/PID/maps`, is gone.
 //
-// Input: mappings in time order, or a list as read; output: mappings sorted by address. No record reports
-// unmapping, so a later mapping replaces whatever it overlaps.
+// No record reports unmapping, so a later mapping replaces whatever it overlaps.
 
 /// Maximum number of mappings. No time is lost beyond it: samples in further code keep their weight, and their
 /// frames count as unnamed, or their stacks as incomplete, until /proc/PID/maps is read again. Processes have

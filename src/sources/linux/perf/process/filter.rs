@@ -104,8 +104,7 @@ fn is_open(chosen: &ProcessSelection) -> bool {
 
 // ---- The process stage's access to /proc: parent, owner, name and state of a process.
 //
-// Input: process and thread numbers; output: values, or `None` if gone. All access is through [`Procfs`], so that
-// the stage also runs on a simulated kernel.
+// All access is through [`Procfs`], so that the stage also runs on a simulated kernel.
 
 /// What /proc shows of processes.
 pub(crate) trait Procfs {

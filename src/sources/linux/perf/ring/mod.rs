@@ -37,9 +37,7 @@ impl Pressure {
 
 // ---- Parses the records of a ring.
 //
-// Input: the bytes of a record. Output: its kind, fields and [`SampleId`], borrowed from the ring; `None` for
-// truncated records and other kinds. Layout: perf_event_open(2), for the attributes of `events/attributes.rs`
-// (`sample_type`, `sample_id_all`).
+// Layout: perf_event_open(2), for the attributes of `events/attributes.rs` (`sample_type`, `sample_id_all`).
 
 /// `PERF_CONTEXT_MAX`: values above are context markers, not addresses (include/uapi/linux/perf_event.h).
 const CONTEXT_MAX: u64 = (-4095i64) as u64;

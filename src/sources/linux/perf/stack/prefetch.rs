@@ -187,14 +187,12 @@ impl BpfPrefetch {
     }
 }
 
-// ---- The red zone: an event copies a stack from the stack pointer up. Leaf functions of x86_64 may keep words in the
-// 128 bytes below (System V ABI for x86_64, 3.2.2), and unwind rows of some locate the caller's stack pointer
+// ---- The red zone: an event copies a stack from the stack pointer up. Leaf functions of x86_64 may keep words in
+// the 128 bytes below (System V ABI for x86_64, 3.2.2), and unwind rows of some locate the caller's stack pointer
 // there (OpenSSL's SHA-512 by AVX). A BPF program copies these bytes in the same interrupt, into its own ring.
 //
 // The program sees the registers of the interrupted code, so only samples in user mode have a red zone: rows need
 // nothing below the stack pointer of a thread in a system call.
-//
-// Input: samples. Output: these samples with the bytes below their stack pointer.
 
 /// Size of a copy.
 const RED_ZONE_BYTES: usize = 128;

@@ -350,10 +350,8 @@ impl Stacks {
     }
 }
 
-// ---- Samples read from rings while a batch is walked. They wait in this process, so that rings have room, and count
-// like rings that fill up: less of each stack is copied.
-//
-// Input: sizes of stacks read. Output: whether more may be read, and the share of the limit in use.
+// ---- Samples read from rings while a batch is walked. They wait in this process, so that rings have room, and
+// count like rings that fill up: less of each stack is copied.
 /// Fill level at which rings are read ahead.
 const READ_PER_MILLE: u32 = 400;
 /// Maximum number of waiting bytes.
@@ -395,12 +393,10 @@ impl ReadAhead {
     }
 }
 
-// ---- Reacts to rings that fill up: the reader gets priority, and less of each stack is copied, so that no sample is
-// lost while stack bytes can be saved.
+// ---- Reacts to rings that fill up: the reader gets priority, and less of each stack is copied, so that no sample
+// is lost while stack bytes can be saved.
 //
-// Input: after each read, the fill level of the fullest ring, and whether samples were lost. Output: the maximum
-// stack size, when it changes. The criterion is the fill level, not time: the delay of the reader depends on the
-// machine.
+// The criterion is the fill level, not time: the delay of the reader depends on the machine.
 
 /// Fill level at which less is copied.
 const FULL_PER_MILLE: u32 = 500;
@@ -473,12 +469,12 @@ impl Backlog {
     }
 }
 
-// ---- Stack pages that are not resident. The kernel copies a stack in an interrupt, where pages cannot be faulted in
-// (kernel/events/core.c, `perf_output_sample_ustack`: `__copy_from_user_inatomic`), so a copy ends at the first
-// page that was never touched, as in a large frame, or was swapped out. Reading one from outside faults it in,
-// like the next use would, for later copies.
+// ---- Stack pages that are not resident. The kernel copies a stack in an interrupt, where pages cannot be faulted
+// in (kernel/events/core.c, `perf_output_sample_ustack`: `__copy_from_user_inatomic`), so a copy ends at the first
+// page that was never touched, as in a large frame, or was swapped out. Reading one from outside faults it in, like
+// the next use would, for later copies.
 //
-// Input: the end of a copy. Effect: a zero page, or the page's own content, is mapped there.
+// Effect: a zero page, or the page's own content, is mapped there.
 
 /// Page sizes on all Linux architectures are multiples of this.
 const PAGE_BYTES: u64 = 4096;

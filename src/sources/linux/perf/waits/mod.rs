@@ -22,9 +22,8 @@ use crate::sources::{Capture, SleepingThread};
 
 // ---- Context switches of all CPUs, with the stacks copied at them.
 //
-// Input: records of switches, samples at them, and losses; those of one CPU come in order. Output: switches in
-// time order. A thread leaves one CPU and gets another, so switches wait for the next batch until all rings were
-// read past them.
+// A thread leaves one CPU and gets another, so switches wait for the next batch until all rings were read past
+// them.
 
 /// Switches not yet in order.
 #[derive(Debug)]
@@ -114,8 +113,7 @@ impl ContextSwitches {
 
 // ---- The waits stage: waits of threads by the context switches of all CPUs.
 //
-// Input: records of switches and the stacks copied at them. Output: waits with their times and stacks. Threads
-// with unknown stacks are polled through /proc.
+// Threads with unknown stacks are polled through /proc.
 
 /// Threads polled per batch: some milliseconds, and some megabytes of stacks.
 const POLLS_PER_BATCH: usize = 128;
