@@ -248,7 +248,9 @@ def report(results, options):
 
 def main():
     options = arguments_of(sys.argv[1:])
-    # Whoever starts this may ignore them (nohup does), which a profiler inherits and keeps to.
+    # Whoever starts this may ignore them (nohup does, and `&` in a script: SIGINT), which a profiler inherits: one
+    # that comes before its handlers stand is lost.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     if options.share:
