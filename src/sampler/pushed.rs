@@ -185,6 +185,7 @@ impl PushedDriver<'_> {
                 }
                 return;
             }
+            // The match below names all others.
             _ => {}
         }
         let prefetches = source.prefetches();
@@ -214,6 +215,10 @@ impl PushedDriver<'_> {
                     source.prefetch(thread, ranges);
                 }
             }
+            SourceEvent::Missed(status, reason) => {
+                let missed_ns = self.recorder.weigh(thread, Some(status));
+                self.recorder.lose(reason, missed_ns.unwrap_or(0));
+            }
             SourceEvent::Allocation(allocation, capture) => {
                 self.know_thread(of, process, thread);
                 let sample =
@@ -222,33 +227,37 @@ impl PushedDriver<'_> {
                     self.recorder.add_allocation(process, pid, sample, allocation, &mut self.frames);
                 source.walked(thread, capture, StackUse::default());
             }
-            SourceEvent::Free(_) | SourceEvent::Shrink { .. } | SourceEvent::Restore { .. } => {
-                self.recorder.heap().handle_free(pid, at_ns, &event);
-            }
-            SourceEvent::WaitStarted(_) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {
+            SourceEvent::Free(free) => self.recorder.heap().free(pid, at_ns, free),
+            SourceEvent::Shrink { block, bytes } => self.recorder.heap().shrink(pid, at_ns, block, bytes),
+            SourceEvent::Restore { block } => self.recorder.heap().restore(pid, block),
+            SourceEvent::WaitStarted(capture) => {
                 self.know_thread(of, process, thread);
-                if let Some((capture, needed)) = self.handle_wait_event(of, process, thread, at_ns, event) {
-                    source.wait_walked(capture, needed);
+                self.recorder.read_changed_images(of, process);
+                let taken = self.take_wait(process, thread, at_ns, capture, 0);
+                self.open_waits.began(thread, taken.stack);
+                source.wait_walked(buffer_of(taken.sample), Some(taken.needed));
+            }
+            SourceEvent::Wait { ns, stack } => {
+                self.know_thread(of, process, thread);
+                self.recorder.stats.waits += 1;
+                let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
+                match stack {
+                    None => self.open_waits.over(&mut self.recorder, thread, at_ns, weight_ns),
+                    // Most of many short waits are not drawn: others carry their weight.
+                    Some(capture) if weight_ns == 0 => source.wait_walked(capture, None),
+                    Some(capture) => {
+                        let taken = self.take_wait(process, thread, at_ns, capture, weight_ns);
+                        self.walk_deferred(of, process, DueSamples::ImagesRead);
+                        source.wait_walked(buffer_of(taken.sample), Some(taken.needed));
+                    }
                 }
             }
-            SourceEvent::ThreadStarted { .. }
-            | SourceEvent::Missed(..)
-            | SourceEvent::ThreadEnded { .. }
-            | SourceEvent::ThreadNamed { .. } => self.handle_thread_event(of, process, thread, event),
-            _ => self.handle_process_event(of, pid, process, event),
-        }
-        self.spare.clear();
-    }
-
-    /// Handles a thread event without a stack.
-    fn handle_thread_event(
-        &mut self,
-        of: ProcessIndex,
-        process: &mut dyn Observed,
-        thread: ThreadId,
-        event: SourceEvent,
-    ) {
-        match event {
+            SourceEvent::WaitLost { ns, reason } => {
+                self.know_thread(of, process, thread);
+                self.recorder.stats.waits += 1;
+                let lost_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
+                self.recorder.lose(reason, lost_ns);
+            }
             SourceEvent::ThreadStarted { stack_top, status, preexisting, started_ns } => {
                 match self.recorder.account_mut(thread) {
                     // One of its waits, with an earlier time, was reported first.
@@ -259,10 +268,7 @@ impl PushedDriver<'_> {
                     }
                 }
             }
-            SourceEvent::Missed(status, reason) => {
-                let missed_ns = self.recorder.weigh(thread, Some(status));
-                self.recorder.lose(reason, missed_ns.unwrap_or(0));
-            }
+            SourceEvent::ThreadNamed { name } => self.recorder.set_name(thread, name),
             SourceEvent::ThreadEnded { cpu_ns, reason, exited_ns } => {
                 self.recorder.read_wanted_images(of, process);
                 self.walk_deferred(of, process, DueSamples::ThreadEnded(thread));
@@ -270,61 +276,6 @@ impl PushedDriver<'_> {
                 self.recorder.remove_thread(thread, cpu_ns, reason);
                 self.open_waits.forget(thread);
             }
-            SourceEvent::ThreadNamed { name } => self.recorder.set_name(thread, name),
-            _ => {}
-        }
-    }
-
-    /// Handles a wait event. Returns its stack buffer and, if walked, how much of the stack was needed.
-    fn handle_wait_event(
-        &mut self,
-        of: ProcessIndex,
-        process: &mut dyn Observed,
-        thread: ThreadId,
-        at_ns: u64,
-        event: SourceEvent,
-    ) -> Option<(Box<Capture>, Option<StackUse>)> {
-        match event {
-            SourceEvent::WaitStarted(capture) => {
-                self.recorder.read_changed_images(of, process);
-                let taken = self.take_wait(process, thread, at_ns, capture, 0);
-                self.open_waits.began(thread, taken.stack);
-                Some((buffer_of(taken.sample), Some(taken.needed)))
-            }
-            SourceEvent::Wait { ns, stack } => {
-                self.recorder.stats.waits += 1;
-                let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
-                let Some(capture) = stack else {
-                    self.open_waits.over(&mut self.recorder, thread, at_ns, weight_ns);
-                    return None;
-                };
-                // Most of many short waits are not drawn: others carry their weight.
-                if weight_ns == 0 {
-                    return Some((capture, None));
-                }
-                let taken = self.take_wait(process, thread, at_ns, capture, weight_ns);
-                self.walk_deferred(of, process, DueSamples::ImagesRead);
-                Some((buffer_of(taken.sample), Some(taken.needed)))
-            }
-            SourceEvent::WaitLost { ns, reason } => {
-                self.recorder.stats.waits += 1;
-                let lost_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
-                self.recorder.lose(reason, lost_ns);
-                None
-            }
-            _ => None,
-        }
-    }
-
-    /// Handles an event of a whole process.
-    fn handle_process_event(
-        &mut self,
-        of: ProcessIndex,
-        pid: u32,
-        process: &mut dyn Observed,
-        event: SourceEvent,
-    ) {
-        match event {
             SourceEvent::Exec { name } => {
                 self.walk_deferred(of, process, DueSamples::All);
                 let program = name.as_deref().unwrap_or(&process.process().name);
@@ -344,8 +295,13 @@ impl PushedDriver<'_> {
                 self.recorder.read_images(of, process);
             }
             SourceEvent::ImagesMayHaveChanged => self.recorder.images_changed(of, process),
-            _ => {}
+            // Already handled: its name was, or it is of no process.
+            SourceEvent::ProcessStarted { .. }
+            | SourceEvent::Dropped(..)
+            | SourceEvent::Late(_)
+            | SourceEvent::Exited(_) => {}
         }
+        self.spare.clear();
     }
 
     /// Adds a thread known only from its waits.

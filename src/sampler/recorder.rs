@@ -24,7 +24,7 @@ use crate::heap::{HeapModel, SamplingRate};
 use crate::images::{Images, LibraryCounts};
 use crate::recording::timeline::{EventKind, ThreadIndex};
 use crate::recording::{HeapRecording, Recording, Root, Stats};
-use crate::sources::pushed::{AllocationLosses, SampledAllocation, SampledFree, SourceEvent, StackUse};
+use crate::sources::pushed::{AllocationLosses, SampledAllocation, SampledFree, StackUse};
 use crate::sources::{Activity, Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
@@ -718,16 +718,24 @@ impl SampledHeap {
         }
     }
 
-    /// Handles a free of sampled memory or of a part of it, or the revocation of one.
-    pub(super) fn handle_free(&mut self, pid: u32, at_ns: u64, event: &SourceEvent) {
-        let Some(heap) = &mut self.0 else { return };
-        match *event {
-            SourceEvent::Free(SampledFree { block, may_be_inherited }) => {
-                heap.model.free(pid, block, at_ns, may_be_inherited);
-            }
-            SourceEvent::Shrink { block, bytes } => heap.model.shrink(pid, block, bytes, at_ns),
-            SourceEvent::Restore { block } => heap.model.restore(pid, block),
-            _ => {}
+    /// Handles a free of sampled memory.
+    pub(super) fn free(&mut self, pid: u32, at_ns: u64, free: SampledFree) {
+        if let Some(heap) = &mut self.0 {
+            heap.model.free(pid, free.block, at_ns, free.may_be_inherited);
+        }
+    }
+
+    /// Handles a free of a part of sampled memory.
+    pub(super) fn shrink(&mut self, pid: u32, at_ns: u64, block: u64, bytes: u64) {
+        if let Some(heap) = &mut self.0 {
+            heap.model.shrink(pid, block, bytes, at_ns);
+        }
+    }
+
+    /// Revokes the last free of a block.
+    pub(super) fn restore(&mut self, pid: u32, block: u64) {
+        if let Some(heap) = &mut self.0 {
+            heap.model.restore(pid, block);
         }
     }
 

@@ -514,7 +514,7 @@ impl StopDriver<'_> {
                 self.recorder.lose("stopped by job control", stopped_ns);
                 false
             }
-            _ => false,
+            Activity::Runnable | Activity::Waiting | Activity::Stopped => false,
         }
     }
 

@@ -233,7 +233,10 @@ impl Machine {
                     next = next.min(thread.pending.map_or(u64::MAX, |pending| pending.due_ns));
                 }
                 ThreadState::Off => next = next.min(thread.until_ns),
-                _ => {}
+                ThreadState::NotStarted
+                | ThreadState::Runnable
+                | ThreadState::Stopped { .. }
+                | ThreadState::Dead => {}
             }
         }
         (next < u64::MAX).then_some(next.max(self.now_ns))

@@ -281,11 +281,10 @@ impl Pipeline {
                 }
                 SourceEvent::Exec { name: Some(name) }
             }
-            WeighedEvent::Other(ProcessEvent::ProcessNamed(name)) => SourceEvent::ProcessStarted { name },
-            WeighedEvent::Other(ProcessEvent::ThreadNamed(name)) => SourceEvent::ThreadNamed { name },
-            WeighedEvent::Other(ProcessEvent::ImagesStale) => SourceEvent::ImagesMayHaveChanged,
-            WeighedEvent::Other(ProcessEvent::ThreadExit) => return self.processes.exit_thread(id),
-            WeighedEvent::Other(_) => return,
+            WeighedEvent::ProcessNamed(name) => SourceEvent::ProcessStarted { name },
+            WeighedEvent::ThreadNamed(name) => SourceEvent::ThreadNamed { name },
+            WeighedEvent::ImagesStale => SourceEvent::ImagesMayHaveChanged,
+            WeighedEvent::ThreadExit => return self.processes.exit_thread(id),
         };
         into.push(self.timed_event(id, event));
     }

@@ -56,8 +56,14 @@ pub(crate) enum WeighedEvent {
     Missed(&'static str, u64),
     /// An exec to a program of this name; CPU time of the process's threads until then.
     Exec(String, HashMap<pid_t, u64>),
-    /// Any other event.
-    Other(ProcessEvent),
+    /// The first event of a process to be reported, with this name.
+    ProcessNamed(String),
+    /// The thread was renamed.
+    ThreadNamed(String),
+    /// The thread exited.
+    ThreadExit,
+    /// The images of the process may have changed.
+    ImagesStale,
 }
 
 /// The events of a batch, weighed.
@@ -229,7 +235,13 @@ impl CpuTime {
                     self.weighed_ns += process.clock.weighed_ns();
                 }
             }
-            _ => {}
+            ProcessEvent::ProcessNamed(_)
+            | ProcessEvent::Sample { .. }
+            | ProcessEvent::Missed(_)
+            | ProcessEvent::ThreadExit
+            | ProcessEvent::ThreadNamed(_)
+            | ProcessEvent::Exec(_)
+            | ProcessEvent::ImagesStale => {}
         }
     }
 
@@ -350,7 +362,7 @@ impl CpuTime {
                 if let Some(process) = self.processes.get_mut(&id.pid) {
                     process.charge.forget_thread(id.tid);
                 }
-                WeighedEvent::Other(ProcessEvent::ThreadExit)
+                WeighedEvent::ThreadExit
             }
             ProcessEvent::Exec(name) => {
                 let Some(process) = self.processes.get_mut(&id.pid) else { return };
@@ -360,8 +372,10 @@ impl CpuTime {
                 let threads = process.map(|process| std::mem::take(&mut process.threads));
                 WeighedEvent::Exec(name, threads.unwrap_or_default())
             }
-            other if other.is_table_change() => return,
-            other => WeighedEvent::Other(other),
+            ProcessEvent::ProcessNamed(name) => WeighedEvent::ProcessNamed(name),
+            ProcessEvent::ThreadNamed(name) => WeighedEvent::ThreadNamed(name),
+            ProcessEvent::ImagesStale => WeighedEvent::ImagesStale,
+            ProcessEvent::Added { .. } | ProcessEvent::PidReleased | ProcessEvent::Removed => return,
         };
         into.push((id, weighed));
     }
