@@ -23,6 +23,20 @@ pub enum MappingKind {
     Registered,
 }
 
+impl MappingKind {
+    /// The kind of a line of /proc/PID/maps. `[heap]` and the like have no inode, and `/memfd:…` has one.
+    #[must_use]
+    pub fn of(path: &str, inode: u64) -> MappingKind {
+        if path == "[vdso]" {
+            MappingKind::Vdso
+        } else if inode != 0 && path.starts_with('/') {
+            MappingKind::File
+        } else {
+            MappingKind::Anonymous
+        }
+    }
+}
+
 /// One executable range of a target's address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {

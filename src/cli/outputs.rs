@@ -38,16 +38,23 @@ pub(super) struct Presentation {
     pub(super) reverse: bool,
 }
 
+/// Options that only some formats have.
+pub(super) struct FormatOptions<'a> {
+    /// Of flame graphs: they start at leaf functions.
+    pub(super) reverse: bool,
+    /// Of pprof: each sample has its time.
+    pub(super) pprof_timestamps: bool,
+    /// Of pages: where source files are.
+    pub(super) source_directories: &'a [PathBuf],
+}
+
 /// Refuses options for formats that are not written: a reversed flame graph (other formats keep the order of a stack),
 /// times in pprof, and source in pages; and a source directory that is not one.
 ///
 /// # Errors
 /// One line with the reason.
-pub(super) fn check_options(
-    (reverse, pprof_timestamps): (bool, bool),
-    source_directories: &[PathBuf],
-    outputs: &[Output],
-) -> Result<()> {
+pub(super) fn check_options(options: &FormatOptions<'_>, outputs: &[Output]) -> Result<()> {
+    let &FormatOptions { reverse, pprof_timestamps, source_directories } = options;
     if let Some(directory) = source_directories.first()
         && !outputs.iter().any(|output| output.format == Format::Html)
     {

@@ -7,7 +7,6 @@
 mod report;
 
 use std::fmt::Display;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use super::args::{
 use super::embedded_code::EmbeddedCode;
 use super::file::{OutputFiles, check_stdout};
 use super::messages::{self, Progress};
-use super::outputs::{self, Failure, Format, Presentation, check_options};
+use super::outputs::{self, Failure, Format, FormatOptions, Presentation, check_options};
 use super::stats::{CommandState, Memory, RunFigures};
 use super::{demo, flags, open, summary, system, text};
 use crate::binary::Files;
@@ -35,7 +34,7 @@ use crate::sources::gdb::{self, GdbHeap, GdbHeapSource};
 use crate::sources::signals::{self, Phase};
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::user_files::UserFiles;
-use crate::sources::{Role, SampleSource, Sampling, SamplingMethod};
+use crate::sources::{HeapOptions, Role, SampleSource, Sampling, SamplingMethod};
 use crate::symbol;
 use crate::trie::FrameId;
 
@@ -144,8 +143,9 @@ fn check(request: &RecordOptions, destinations: &Destinations<'_>) -> Result<()>
         Some(_) => &[],
         None => request.output.source_directories.as_deref().unwrap_or_default(),
     };
-    let options = (request.output.reverse, request.output.pprof_timestamps);
-    destinations.check(options, source_directories, request.output.stats.as_ref())
+    let (reverse, pprof_timestamps) = (request.output.reverse, request.output.pprof_timestamps);
+    let options = FormatOptions { reverse, pprof_timestamps, source_directories };
+    destinations.check(&options, request.output.stats.as_ref())
 }
 
 /// A recording with samples, and what only its run knows.
@@ -452,15 +452,10 @@ impl Destinations<'_> {
     ///
     /// # Errors
     /// One line: an option for a format that is not written, a file that cannot be written.
-    fn check(
-        &self,
-        options: (bool, bool),
-        source_directories: &[PathBuf],
-        stats: Option<&Destination>,
-    ) -> Result<()> {
+    fn check(&self, options: &FormatOptions<'_>, stats: Option<&Destination>) -> Result<()> {
         // The name of the default output is not known yet; its directory and its format are.
         let (process, pid) = ("NAME", "PID");
-        check_options(options, source_directories, &self.outputs(process, pid))?;
+        check_options(options, &self.outputs(process, pid))?;
         for to in self.requested.iter().map(|output| &output.to).chain(stats) {
             match to {
                 Destination::File(path) => self.files.check(path)?,
@@ -585,7 +580,8 @@ fn sample(
     let SamplingMode { method, kernel, children, children_needed, allocations } = mode;
     match (allocations, &process) {
         (Some((heap, seed)), system::Process::New { words, .. }) => {
-            let every = (heap.every_bytes, seed, heap.records_mappings);
+            let every =
+                HeapOptions { every_bytes: heap.every_bytes, seed, records_mappings: heap.records_mappings };
             let sampled =
                 system::with_heap_source(words, every, |sampled, clock| recorder.record(sampled, clock));
             return end_command(pid.into_inner(), launch.kill_after, sampled.and_then(|sampled| sampled));

@@ -27,8 +27,12 @@ use crate::sources::user_files::UserFiles;
 pub fn run(render: &Render) -> Result<()> {
     let files = OutputFiles::new();
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
-    let options = (render.reverse, render.pprof_timestamps);
-    outputs::check_options(options, &render.source_directories, &render.outputs)?;
+    let options = outputs::FormatOptions {
+        reverse: render.reverse,
+        pprof_timestamps: render.pprof_timestamps,
+        source_directories: &render.source_directories,
+    };
+    outputs::check_options(&options, &render.outputs)?;
     let sources = (!render.source_directories.is_empty()).then(|| Arc::new(UserFiles::of_caller()));
     system::restrict_to_symbolizing(&files);
     let saved = in_time_range(render, merged(render)?)?;

@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
 use crate::sources::SamplingMethod;
-use crate::sources::{ExitStatus, Role, SampleSource, Sampling, Target, process_name};
+use crate::sources::{ExitStatus, HeapOptions, Role, SampleSource, Sampling, Target, process_name};
 
 /// The process to sample.
 pub(super) enum Process {
@@ -185,7 +185,7 @@ pub(super) fn with_source<R: Send>(
 /// One line: why it cannot be run, or its allocations not be recorded, and the next step.
 pub(super) fn with_heap_source<R: Send>(
     words: &[OsString],
-    (every_bytes, seed, records_mappings): (u64, u64, bool),
+    options: HeapOptions,
     body: impl FnOnce(SampleSource<'_>, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     let shim = crate::sources::heap_shim::library().map_err(|why| {
@@ -194,21 +194,19 @@ pub(super) fn with_heap_source<R: Send>(
     })?;
     #[cfg(target_os = "linux")]
     {
-        use crate::sources::{heap, linux};
+        use crate::sources::linux;
         let command = linux::Launch { words: words.to_vec(), account: None, environment: Vec::new() };
         let clock = crate::clock::RealClock::new();
-        let options = heap::HeapOptions { every_bytes, seed, records_mappings };
         linux::with_heap_source(&command, shim, options, clock.clone(), |source| body(source, &clock))
     }
     #[cfg(target_vendor = "apple")]
     {
         use crate::error::{Error, ErrorKind};
-        use crate::sources::{heap, mach};
-        if records_mappings {
+        use crate::sources::mach;
+        if options.records_mappings {
             return Err(Error::new(ErrorKind::Usage, "--mmap is for Linux; leave it out"));
         }
         let clock = crate::clock::RealClock::new();
-        let options = heap::HeapOptions { every_bytes, seed, records_mappings };
         mach::with_heap_source(&mach::xnu::Xnu, words, shim, options, clock.clone(), |source| {
             body(source, &clock)
         })
@@ -216,7 +214,7 @@ pub(super) fn with_heap_source<R: Send>(
     #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
     {
         use crate::error::{Error, ErrorKind};
-        let _ = (words, every_bytes, seed, records_mappings, body, shim);
+        let _ = (words, options, body, shim);
         let why = "heap is for Linux and macOS; record firmware here: stackprof heap --gdb HOST:PORT";
         Err(Error::new(ErrorKind::Usage, why))
     }

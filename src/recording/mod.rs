@@ -34,12 +34,12 @@ pub struct StackGroup {
     /// Index into [`Recording::programs`].
     pub program: u32,
     /// `None` for the stacks of all its threads.
-    pub thread: Option<Thread>,
+    pub thread: Option<RecordedThread>,
 }
 
 /// A thread seen during the recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thread {
+pub struct RecordedThread {
     /// The system's number.
     pub id: u64,
     /// Its name; empty if it had none.
@@ -96,12 +96,12 @@ impl std::fmt::Debug for Recording {
 impl Recording {
     /// The thread of stacks with this root, if threads are kept apart.
     #[must_use]
-    pub fn thread(&self, root: Root) -> Option<&Thread> {
+    pub fn thread(&self, root: Root) -> Option<&RecordedThread> {
         self.stack_groups.get(root.group as usize)?.thread.as_ref()
     }
 
     /// The threads with separate stacks, in the order in which they were first seen.
-    pub fn threads(&self) -> impl Iterator<Item = &Thread> {
+    pub fn threads(&self) -> impl Iterator<Item = &RecordedThread> {
         self.stack_groups.iter().filter_map(|group| group.thread.as_ref())
     }
 }

@@ -409,7 +409,7 @@ struct Losses(Vec<Loss>);
 impl Losses {
     fn push(&mut self, loss: Loss) {
         if self.0.len() == self.0.capacity() {
-            self.0.reserve_exact(self.0.len() / 8 + LOSSES_GROWTH);
+            self.0.reserve_exact(self.0.len() / 8 + GROWTH_MIN);
         }
         self.0.push(loss);
     }
@@ -444,7 +444,7 @@ impl Losses {
 }
 
 /// Least growth of the buffer, in addition to an eighth.
-const LOSSES_GROWTH: usize = 16;
+const GROWTH_MIN: usize = 16;
 
 // ---- The samples of one thread over time, as bytes: about five for a sample.
 //

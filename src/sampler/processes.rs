@@ -16,7 +16,7 @@ use super::image_refresh::ImageRefresh;
 use crate::binary::{FileUser, Files};
 use crate::clock::Clock;
 use crate::images::{ImageView, Images, JitCode};
-use crate::recording::{Program, Root, StackGroup, Thread};
+use crate::recording::{Program, RecordedThread, Root, StackGroup};
 use crate::sources::{Observed, ThreadId};
 use crate::walk::{FileFacts, Unwinder};
 
@@ -382,16 +382,16 @@ impl StackGroups {
             });
         }
         if self.groups.len() < GROUPS_MAX {
-            self.groups.push(StackGroup { program, thread: Some(Thread { id: id.0, name: name() }) });
+            self.groups.push(StackGroup { program, thread: Some(RecordedThread { id: id.0, name: name() }) });
         } else if self.groups.len() == GROUPS_MAX {
             let name = format!("threads after the first {GROUPS_MAX}");
-            self.groups.push(StackGroup { program, thread: Some(Thread { id: 0, name }) });
+            self.groups.push(StackGroup { program, thread: Some(RecordedThread { id: 0, name }) });
         }
         u32::try_from(self.groups.len() - 1).unwrap_or(u32::MAX)
     }
 
     /// The thread of a group, if the group is its own.
-    pub(super) fn thread_mut(&mut self, group: u32, id: ThreadId) -> Option<&mut Thread> {
+    pub(super) fn thread_mut(&mut self, group: u32, id: ThreadId) -> Option<&mut RecordedThread> {
         let thread = self.groups.get_mut(group as usize)?.thread.as_mut();
         thread.filter(|thread| thread.id == id.0)
     }

@@ -539,8 +539,20 @@ pub struct ThreadStatus {
     pub activity: Activity,
 }
 
+/// How allocations are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapOptions {
+    /// Bytes per sample on average; 1 records each allocation.
+    pub every_bytes: u64,
+    /// Seed of the sampling; 0: derived from the clock.
+    pub seed: u64,
+    /// Records anonymous mappings, too.
+    pub records_mappings: bool,
+}
+
 // ---- Roles of allocator functions, for the sources that follow allocator calls.
-/// AllocatorRole of an allocator function. Numbers are argument indices, from 0.
+
+/// Role of an allocator function. Numbers are argument indices, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AllocatorRole {
     /// Returns a block of this many bytes.

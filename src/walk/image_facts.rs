@@ -238,7 +238,7 @@ impl Code for Scope<'_> {
 /// A key that no address has (see [`key`], and [`Table::get`]).
 const NO_KEY: u64 = u64::MAX;
 /// The bit that distinguishes the key of a return address from that of a program counter.
-const TABLE_IS_RETURN: u64 = 1 << 63;
+const RETURN_BIT: u64 = 1 << 63;
 /// Slots of a table with one entry, and the limit; powers of two.
 const SLOTS_MIN: usize = 64;
 const SLOTS_MAX: usize = 1 << 17;
@@ -254,13 +254,13 @@ const PROBES: usize = 8;
 pub(super) fn key(address: CodeAddress) -> u64 {
     match address {
         CodeAddress::Pc(at) => at.0,
-        CodeAddress::Return(at) => at.0.wrapping_sub(1) ^ TABLE_IS_RETURN,
+        CodeAddress::Return(at) => at.0.wrapping_sub(1) ^ RETURN_BIT,
     }
 }
 
 /// The look-up address of a key.
 pub(super) fn lookup_of(key: u64) -> Avma {
-    Avma(key & !TABLE_IS_RETURN)
+    Avma(key & !RETURN_BIT)
 }
 
 /// Values by key, with open addressing. Allocates nothing until the first insertion.

@@ -265,7 +265,7 @@ const PUSH_MACHFRAME: u8 = 10;
 
 /// Register number in instructions → DWARF number.
 pub(super) const DWARF_NUMBERS: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
-const RSP: usize = 7;
+const RSP: u8 = 7;
 
 /// `DW_OP_breg0`.
 const BREG0: u8 = 0x70;
@@ -384,7 +384,7 @@ impl FrameOffset {
 /// `None` if they have none, or one that is unknown.
 #[must_use]
 pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
-    let mut sp = FrameOffset { register: RSP as u8, offset: 0 };
+    let mut sp = FrameOffset { register: RSP, offset: 0 };
     let mut saved: [Option<FrameOffset>; 16] = [None; 16];
     let mut interrupt = None;
     for (number, info) in infos.iter().enumerate() {
@@ -399,7 +399,7 @@ pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
         }
         let frame = match info.frame.filter(|_| is_set) {
             Some((register, above)) => FrameOffset { register, offset: -above },
-            None => FrameOffset { register: RSP as u8, offset: 0 },
+            None => FrameOffset { register: RSP, offset: 0 },
         };
         for step in info.steps() {
             let (done_at, step) = step?;
@@ -438,11 +438,11 @@ pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
         };
     }
     // The stack pointer is the CFA, whatever was pushed.
-    row.columns[RSP] = Column::Same;
+    row.columns[usize::from(RSP)] = Column::Same;
     row.columns[RETURN_ADDRESS] = Column::At(-8);
     if interrupt.is_some() {
         row.signal = true;
-        (row.columns[RSP], row.columns[RETURN_ADDRESS]) = (Column::At(-16), Column::At(-40));
+        (row.columns[usize::from(RSP)], row.columns[RETURN_ADDRESS]) = (Column::At(-16), Column::At(-40));
     }
     Some(row)
 }
@@ -468,8 +468,6 @@ fn based(place: FrameOffset) -> Box<[u8]> {
 // An epilogue is `add $n,%rsp` or `lea n(%reg),%rsp`, then pops, then a return or a jump ("x64 prolog and epilog",
 // Microsoft). It pops registers in the reverse order of the prologue's pushes: code that pops others is no
 // epilogue.
-
-const EPILOGUE_RSP: u8 = 7;
 
 /// The end of an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -502,7 +500,7 @@ pub fn epilogue_row(pe: &Pe, functions: &Functions<'_>, at: Svma) -> Option<Row>
         return None;
     }
     let cfa = 8 * (popped.len() as i64 + 1);
-    let mut epilogue_row: Row = Row::new(Cfa::Register(EPILOGUE_RSP, cfa));
+    let mut epilogue_row: Row = Row::new(Cfa::Register(RSP, cfa));
     for (slot, register) in popped.into_iter().enumerate() {
         epilogue_row.columns[usize::from(register)] = Column::At(8 * slot as i64 - cfa);
     }

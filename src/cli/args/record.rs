@@ -272,14 +272,16 @@ fn method(text: Option<&OsStr>) -> Result<SamplingMethod> {
 
 /// Refuses `--off-cpu` if the source cannot record waits alone.
 fn check_off_cpu(source: &Source, method: SamplingMethod, idle: bool, off_cpu: bool) -> Result<()> {
-    let why = match () {
-        () if !off_cpu => return Ok(()),
-        () if idle => "--off-cpu records waits alone, --idle beside CPU time; give one of them",
-        () if method == SamplingMethod::Ptrace => {
-            "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle"
-        }
-        () if matches!(source, Source::Sim { .. }) => "--off-cpu: a simulated process has no waits",
-        () => return Ok(()),
+    let why = if !off_cpu {
+        return Ok(());
+    } else if idle {
+        "--off-cpu records waits alone, --idle beside CPU time; give one of them"
+    } else if method == SamplingMethod::Ptrace {
+        "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle"
+    } else if matches!(source, Source::Sim { .. }) {
+        "--off-cpu: a simulated process has no waits"
+    } else {
+        return Ok(());
     };
     Err(Error::new(ErrorKind::Usage, why))
 }

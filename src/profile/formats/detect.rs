@@ -184,7 +184,7 @@ fn text_or_pprof(
     if head.starts_with(&BYTE_ORDER_MARK) {
         head.drain(..BYTE_ORDER_MARK.len());
     }
-    if let Some(advice) = foreign_advice(&head, name) {
+    if let Some(advice) = unsupported_file_advice(&head, name) {
         return Err(refused(name, &advice));
     }
     if head.starts_with(&firefox::read::MAGIC) {
@@ -393,7 +393,7 @@ impl<R: BufRead> Read for Bounded<R> {
 const PICTURE: &str = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
 
 /// Advice on a file with this beginning; `name` is the file as a command line would name it.
-pub(super) fn foreign_advice(head: &[u8], name: &str) -> Option<String> {
+pub(super) fn unsupported_file_advice(head: &[u8], name: &str) -> Option<String> {
     let starts = |magic: &[u8]| head.starts_with(magic);
     if starts(b"PERFILE2") || starts(b"2ELIFREP") || starts(b"PERFFILE") {
         // Input from a pipe has no name to pass to perf.
@@ -444,8 +444,8 @@ pub(super) fn foreign_advice(head: &[u8], name: &str) -> Option<String> {
         (b"\xfd7zXZ\0", "packed with xz; unpack it with unxz"),
         (b"BZh", "packed with bzip2; unpack it with bunzip2"),
     ];
-    if let Some((_, foreign_advice)) = known.iter().find(|(magic, _)| starts(magic)) {
-        return Some((*foreign_advice).to_owned());
+    if let Some((_, advice)) = known.iter().find(|(magic, _)| starts(magic)) {
+        return Some((*advice).to_owned());
     }
     let text = String::from_utf8_lossy(head.get(..1024.min(head.len())).unwrap_or_default());
     text_advice(&text.trim_start().to_ascii_lowercase(), name)
@@ -593,10 +593,7 @@ mod foreign_tests {
         for (key, expected) in
             [("resourceProfiles", "format: proto"), ("dhatFileVersion", "dh_view"), ("traceEvents", "Chrome")]
         {
-            assert!(
-                json_advice(|has| has == key).is_some_and(|foreign_advice| foreign_advice.contains(expected)),
-                "{key}"
-            );
+            assert!(json_advice(|has| has == key).is_some_and(|advice| advice.contains(expected)), "{key}");
         }
         assert_eq!(json_advice(|_| false), None);
     }
@@ -630,10 +627,10 @@ mod foreign_tests {
             (b"memray\0\x0c", "memray"),
             (b"Attaching 1 probe...\n\n@[\n    f+1\n]: 5\n", "inferno-collapse-bpftrace"),
         ] {
-            let found = foreign_advice(head, "a.b").expect("known");
+            let found = unsupported_file_advice(head, "a.b").expect("known");
             assert!(found.contains(expected), "{found}");
         }
-        let quoted = foreign_advice(b"PERFILE2", "my file").expect("known");
+        let quoted = unsupported_file_advice(b"PERFILE2", "my file").expect("known");
         assert!(quoted.contains("perf script -i 'my file' |"), "{quoted}");
         for other in [
             &b"main;a 3\n"[..],
@@ -646,7 +643,7 @@ mod foreign_tests {
             b"v 1\n",
             b"\x0a\x04\x08\x01",
         ] {
-            assert_eq!(foreign_advice(other, "a"), None, "{}", String::from_utf8_lossy(other));
+            assert_eq!(unsupported_file_advice(other, "a"), None, "{}", String::from_utf8_lossy(other));
         }
     }
 }

@@ -557,11 +557,7 @@ fn line(line: &[u8]) -> Option<MapsLine> {
     if path == "[vsyscall]" {
         return None;
     }
-    let kind = match () {
-        () if path == "[vdso]" => MappingKind::Vdso,
-        () if inode != 0 && path.starts_with('/') => MappingKind::File,
-        () => MappingKind::Anonymous,
-    };
+    let kind = MappingKind::of(&path, inode);
     let avma = Avma(hex(start)?)..Avma(hex(end)?);
     let identity = (hex(major)? << 32 | hex(minor)?, inode);
     (avma.start < avma.end).then_some(())?;

@@ -41,7 +41,7 @@ const NAMES_NS: u64 = 1_000_000_000;
 
 /// A known thread.
 #[derive(Debug, Default)]
-pub(super) struct Thread {
+pub(super) struct GdbThread {
     /// Time charged for being found running, nanoseconds.
     pub(super) ran_ns: u64,
     /// End of its most recent stack.
@@ -58,7 +58,7 @@ pub struct GdbTarget {
     pub(super) images: Images,
     /// Tasks unknown to the stub.
     pub(super) tasks: Option<Tasks>,
-    pub(super) threads: HashMap<ThreadId, Thread>,
+    pub(super) threads: HashMap<ThreadId, GdbThread>,
     names: HashMap<u64, String>,
     names_ns: Option<u64>,
     listed_ns: u64,
@@ -123,7 +123,7 @@ impl GdbTarget {
         self.names_ns = Some(self.clock.now_ns());
         self.look_at_tasks(self.clock.now_ns())?;
         for thread in self.present() {
-            self.threads.insert(thread, Thread::default());
+            self.threads.insert(thread, GdbThread::default());
         }
         if begin == InitialState::Running {
             self.stub.go()?;
@@ -202,7 +202,7 @@ impl GdbTarget {
         let mut new = false;
         for thread in present.iter().copied() {
             if !self.threads.contains_key(&thread) {
-                self.threads.insert(thread, Thread::default());
+                self.threads.insert(thread, GdbThread::default());
                 self.events.push_back(TargetEvent::ThreadStarted { thread, stack_top: None });
                 new = true;
             }
@@ -240,7 +240,7 @@ impl GdbTarget {
                     self.stub.run.threads = vec![tid];
                     let thread = ThreadId(tid.tid);
                     self.threads.clear();
-                    self.threads.insert(thread, Thread::default());
+                    self.threads.insert(thread, GdbThread::default());
                     self.names.clear();
                     self.images.forget();
                     self.stops.forget_places();

@@ -20,12 +20,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use super::HeapOptions;
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, MAGIC, MAPS_PREFIX,
     RING_PREFIX, Refusal, STACK_SIZE_MAX,
 };
 use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::sources::HeapOptions;
 
 /// The variable with libraries that the dynamic linker loads into a program.
 const PRELOAD_VARIABLE: &str =

@@ -13,14 +13,3 @@ pub mod ring;
 #[path = "../../heap_shim/shared_memory.rs"]
 pub mod shared_memory;
 pub(crate) mod source;
-
-/// How allocations are recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeapOptions {
-    /// Bytes per sample on average; 1 records each allocation.
-    pub every_bytes: u64,
-    /// Seed of the sampling; 0: derived from the clock.
-    pub seed: u64,
-    /// Records anonymous mappings, too.
-    pub records_mappings: bool,
-}

@@ -376,7 +376,7 @@ fn read_header(file: &File) -> Result<Header, RingError> {
     let short = |at| half(&bytes, at).unwrap_or(0);
     let data_size = long(offset_of!(RingHeader, data_size));
     if !data_size.is_power_of_two() || !(DATA_SIZE_MIN..=DATA_SIZE_MAX).contains(&data_size) {
-        return Err(RingError::Malformed("its size is none"));
+        return Err(RingError::Malformed("invalid size"));
     }
     let at = offset_of!(RingHeader, comm);
     let name = bytes.get(at..at + 16).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();

@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::HeapOptions;
 use super::directory::Directory;
 use super::recorded_process::{HeapProcess, ReadContext, RecordedProcess};
 use super::ring::{Record, Ring, RingClock};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
+use crate::sources::HeapOptions;
 use crate::sources::pushed::{
     AllocationLosses, PushedSource, SourceEvent, StackUse, TimedEvent, UnseenAllocator,
 };

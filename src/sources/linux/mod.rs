@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::heap::HeapOptions;
+use crate::sources::HeapOptions;
 use crate::sources::{
     CallThread, Observed, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod, Target, signals,
 };

@@ -95,7 +95,7 @@ struct Rights {
 
 /// A thread to restrict.
 #[derive(Clone, Copy, Debug)]
-struct Thread {
+struct ThreadRights {
     /// Its permitted capabilities.
     held: Capabilities,
     /// The main thread, which resolves names and writes the outputs.
@@ -110,8 +110,8 @@ struct Thread {
 }
 
 /// The rights of a thread in a role.
-fn rights(role: Role, thread: Thread) -> Rights {
-    let Thread { held, is_first, takes_ids, is_root, of_targets } = thread;
+fn rights(role: Role, thread: ThreadRights) -> Rights {
+    let ThreadRights { held, is_first, takes_ids, is_root, of_targets } = thread;
     let with_admin = |needed: Capabilities| {
         let lacks = !held.contains(needed.within(PARTS_OF_SYS_ADMIN));
         if lacks { needed.with(SYS_ADMIN) } else { needed }
@@ -212,7 +212,7 @@ pub fn restrict(role: Role) -> io::Result<()> {
     {
         ids = set_ids(caller);
     }
-    let thread = Thread {
+    let thread = ThreadRights {
         held,
         is_first: is_first_thread(),
         takes_ids: caller.is_some(),

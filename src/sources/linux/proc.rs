@@ -196,11 +196,7 @@ pub(super) fn mapping(line: &[u8]) -> Option<MapsLine> {
     if path == "[vsyscall]" {
         return None;
     }
-    let kind = match () {
-        () if path == "[vdso]" => MappingKind::Vdso,
-        () if inode != 0 && path.starts_with('/') => MappingKind::File,
-        () => MappingKind::Anonymous,
-    };
+    let kind = MappingKind::of(&path, inode);
     // The kernel's own dev_t encoding, as makedev(3) of the two numbers.
     let device = libc::makedev(hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?);
     let avma = Avma(hex(start)?)..Avma(hex(end)?);

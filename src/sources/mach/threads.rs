@@ -82,7 +82,7 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> 
 
 /// A known thread.
 #[derive(Debug)]
-pub(super) struct Thread {
+pub(super) struct MachThread {
     port: ThreadPort,
     /// TSD base, 0 if the thread has no pthread or it is not reported.
     handle: u64,
@@ -98,7 +98,7 @@ pub(super) struct Thread {
     seen_running_ns: u64,
 }
 
-impl Thread {
+impl MachThread {
     /// Address of the pointer to its dispatch queue, if libdispatch has set one.
     pub(super) fn dispatch_queue(&self) -> Option<u64> {
         // The handle itself: libdispatch has not set the queue yet.
@@ -165,7 +165,7 @@ pub(super) struct Changes {
 /// The threads of a task.
 #[derive(Default)]
 pub(super) struct Threads {
-    by_id: HashMap<ThreadId, Thread>,
+    by_id: HashMap<ThreadId, MachThread>,
     by_port: HashMap<ThreadPort, ThreadId>,
     /// The task's initial thread, if it existed when the task was first listed.
     first: Option<ThreadId>,
@@ -246,7 +246,7 @@ impl Threads {
             return None;
         }
         let (listed, stack) = (self.lists, Stack::default());
-        let thread = Thread {
+        let thread = MachThread {
             port,
             handle,
             dispatch_qaddr,
@@ -285,7 +285,7 @@ impl Threads {
         *self = Threads::default();
     }
 
-    pub(super) fn get_mut(&mut self, id: ThreadId) -> Option<&mut Thread> {
+    pub(super) fn get_mut(&mut self, id: ThreadId) -> Option<&mut MachThread> {
         self.by_id.get_mut(&id)
     }
 
@@ -384,7 +384,7 @@ pub(super) fn label_offset(memory: &Memory<'_>, offsets_avma: u64) -> Option<Lab
 }
 
 /// The label of the queue that a thread currently works for.
-pub(super) fn label(memory: &Memory<'_>, thread: &Thread, offset: LabelOffset) -> Option<String> {
+pub(super) fn label(memory: &Memory<'_>, thread: &MachThread, offset: LabelOffset) -> Option<String> {
     let queue = memory.word(thread.dispatch_queue()?).ok().filter(|queue| *queue != 0)?;
     let text = memory.word(queue.checked_add(offset.0.into())?).ok().filter(|text| *text != 0)?;
     memory.text(text, LABEL_BYTES_MAX).ok().filter(|label| !label.is_empty())

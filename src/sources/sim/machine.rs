@@ -56,7 +56,7 @@ pub(super) struct Exec {
 #[derive(Debug)]
 pub(super) struct Machine {
     pub(super) now_ns: u64,
-    pub(super) threads: Vec<Thread>,
+    pub(super) threads: Vec<MachineThread>,
     pub(super) out: VecDeque<MachineOutput>,
     /// The process has ended.
     pub(super) ended: bool,
@@ -78,7 +78,7 @@ pub(super) struct Machine {
 /// Parameters of a machine.
 pub(super) struct Setup {
     pub(super) now_ns: u64,
-    pub(super) threads: Vec<Thread>,
+    pub(super) threads: Vec<MachineThread>,
     pub(super) timeline: Vec<(u64, MachineEvent)>,
     pub(super) exec_program: Option<Program>,
     pub(super) leader: ThreadId,
@@ -274,7 +274,7 @@ impl Machine {
             self.timeline.pop_front();
             match what {
                 MachineEvent::Start(index) if self.threads[index].state == ThreadState::NotStarted => {
-                    let Thread { id, .. } = self.threads[index];
+                    let MachineThread { id, .. } = self.threads[index];
                     let stack_top = self.threads[index].stack_top();
                     self.out.push_back(MachineOutput::Event(TargetEvent::ThreadStarted {
                         thread: id,
@@ -442,7 +442,7 @@ impl Machine {
         let event = TargetEvent::ThreadExited { thread: thread.id, cpu_ns: Some(thread.cpu_ns) };
         self.out.push_back(MachineOutput::Event(event));
         self.fill_cpus();
-        if !self.ended && !self.threads.iter().any(Thread::alive) {
+        if !self.ended && !self.threads.iter().any(MachineThread::alive) {
             self.end_process();
         }
     }
@@ -463,7 +463,7 @@ impl Machine {
     /// Replaces the program: the leader (or a remaining thread) continues, the other threads end. A stopped thread
     /// cannot execute anything, so it does this when it is released.
     pub(super) fn exec(&mut self) {
-        let Some(leader) = self.threads.iter().position(Thread::alive) else { return };
+        let Some(leader) = self.threads.iter().position(MachineThread::alive) else { return };
         if let ThreadState::Stopped { .. } = self.threads[leader].state {
             self.exec.is_due = true;
             return;
@@ -542,7 +542,7 @@ pub(super) enum ThreadState {
 }
 
 #[derive(Debug)]
-pub(super) struct Thread {
+pub(super) struct MachineThread {
     pub(super) id: ThreadId,
     pub(super) name: Option<String>,
     pub(super) program: Program,
@@ -564,9 +564,9 @@ pub(super) struct Thread {
     pub(super) exits: bool,
 }
 
-impl Thread {
-    pub(super) fn new(id: ThreadId, name: Option<String>, program: Program) -> Thread {
-        Thread {
+impl MachineThread {
+    pub(super) fn new(id: ThreadId, name: Option<String>, program: Program) -> MachineThread {
+        MachineThread {
             id,
             name,
             program,

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use self::config::Faults;
-use self::machine::{ADDRESS_MASK, Phase, Program, StackImage, StackPlace, Thread, ThreadState};
+use self::machine::{ADDRESS_MASK, MachineThread, Phase, Program, StackImage, StackPlace, ThreadState};
 use super::{
     Capture, Fault, Observed, PREFETCH_RANGE_BYTES, Process, StopOutcome, Target, TargetEvent, ThreadId,
     ThreadStatus,
@@ -55,7 +55,7 @@ pub struct SimTarget {
 }
 
 /// The program counter of a thread: constant while it waits, anywhere while it runs.
-fn pc(code: &Code, seed: u64, thread: &Thread, now_ns: u64) -> Avma {
+fn pc(code: &Code, seed: u64, thread: &MachineThread, now_ns: u64) -> Avma {
     let phase = thread.phase();
     let instant = if phase.activity == SimActivity::Run { now_ns } else { 0 };
     phase.stack.pc(code, rng::hash(&[seed, thread.id.0, phase.slot as u64, instant]))
@@ -94,7 +94,7 @@ impl SimTarget {
             let id = ThreadId(u64::from(config.pid) + index as u64);
             let mut program = builder.program(id, index, &thread.script, thread.looping);
             program.stack_top = program.stack_top.filter(|_| thread.stack_top_known);
-            threads.push(Thread::new(id, thread.name.clone(), program));
+            threads.push(MachineThread::new(id, thread.name.clone(), program));
             timeline.push((thread.start_ns, MachineEvent::Start(index)));
             timeline.extend(thread.exit_ns.map(|at| (at, MachineEvent::Leave(index))));
         }

@@ -38,11 +38,14 @@ impl Unwind for Aarch64 {
             && (Aarch64::returns(at, code)
                 || Aarch64::is_sigreturn(code.code(at).unwrap_or_default())
                 || is_root);
-        let found = match () {
-            () if is_root => CallerRule::Root,
-            () if is_return && !returns => CallerRule::Nothing,
-            () if go::on_other_goroutine(address, code) => CallerRule::Fiber { not_called: false },
-            () => in_code(address, code),
+        let found = if is_root {
+            CallerRule::Root
+        } else if is_return && !returns {
+            CallerRule::Nothing
+        } else if go::on_other_goroutine(address, code) {
+            CallerRule::Fiber { not_called: false }
+        } else {
+            in_code(address, code)
         };
         (found, returns)
     }

@@ -416,11 +416,11 @@ fn code_before(at: Avma, code: &dyn Code) -> Option<(Avma, &[u8])> {
 }
 
 fn entry_half(bytes: &[u8], index: usize) -> Option<u16> {
-    bytes.get(index..)?.first_chunk().map(|entry_half| u16::from_le_bytes(*entry_half))
+    bytes.get(index..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes))
 }
 
 fn entry_word(bytes: &[u8], index: usize) -> Option<u32> {
-    bytes.get(index..)?.first_chunk().map(|entry_word| u32::from_le_bytes(*entry_word))
+    bytes.get(index..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
 fn saves_link_t32(bytes: &[u8], index: usize) -> bool {
@@ -437,21 +437,17 @@ fn saves_link_t32(bytes: &[u8], index: usize) -> bool {
 }
 
 fn saves_link_a32(bytes: &[u8], index: usize) -> bool {
-    entry_word(bytes, index)
-        .is_some_and(|entry_word| entry_word & 0xffff_4000 == 0xe92d_4000 || entry_word == 0xe52d_e004)
+    entry_word(bytes, index).is_some_and(|word| word & 0xffff_4000 == 0xe92d_4000 || word == 0xe52d_e004)
 }
 
 /// Whether an instruction may precede the save: variadic functions push their arguments first, or reserve space.
 fn goes_before_t32(bytes: &[u8], index: usize) -> bool {
-    entry_half(bytes, index)
-        .is_some_and(|entry_half| entry_half & 0xfff0 == 0xb400 || entry_half & 0xff80 == 0xb080)
+    entry_half(bytes, index).is_some_and(|half| half & 0xfff0 == 0xb400 || half & 0xff80 == 0xb080)
 }
 
 fn goes_before_a32(bytes: &[u8], index: usize) -> bool {
     // push {r0-r3}; mov ip, sp; sub sp, sp, #N
-    entry_word(bytes, index).is_some_and(|entry_word| {
-        entry_word & 0xffff_fff0 == 0xe92d_0000
-            || entry_word == 0xe1a0_c00d
-            || entry_word & 0xffff_f000 == 0xe24d_d000
+    entry_word(bytes, index).is_some_and(|word| {
+        word & 0xffff_fff0 == 0xe92d_0000 || word == 0xe1a0_c00d || word & 0xffff_f000 == 0xe24d_d000
     })
 }

@@ -1,5 +1,5 @@
 //! Cached facts about code addresses on stacks: how to find the caller there, and whether a call returns there.
-//! Input: code addresses; output: [`Rule`]s, and for the few frames that need them all saved registers ([`SavedProfile`])
+//! Input: code addresses; output: [`Rule`]s, and for the few frames that need them all saved registers ([`SavedRegisters`])
 //! or a whole row. Void when the images change, except for facts about files, which processes share.
 //!
 //! `Cache` has the facts; `Rule` is a rule packed into one word.
@@ -30,7 +30,7 @@ const UNUSUAL_MAX: usize = 4096;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cache {
     rules: Table<Rule>,
-    saved: Table<SavedProfile>,
+    saved: Table<SavedRegisters>,
     /// Rows of another form, and unreliable ordinary ones.
     unusual: Vec<UnusualRule>,
     pub(super) by_calls: CallRows<X86_64>,
@@ -46,7 +46,7 @@ pub(crate) struct Cache {
 struct SharedRule {
     rule: Rule,
     /// For an ordinary rule.
-    saved: SavedProfile,
+    saved: SavedRegisters,
     /// The row of an unusual rule.
     unusual: Option<Box<UnusualRule>>,
 }
@@ -176,7 +176,7 @@ impl Cache {
     }
 
     /// The places of the caller's registers at an address with an ordinary rule.
-    pub(super) fn saved(&mut self, address: CodeAddress, code: &dyn Code) -> SavedProfile {
+    pub(super) fn saved(&mut self, address: CodeAddress, code: &dyn Code) -> SavedRegisters {
         if let Some(saved) = self.saved.get(key(address)) {
             return saved;
         }
@@ -237,19 +237,20 @@ impl Cache {
             CallerRule::Unproved(row, proof) => {
                 let switch = switch_instructions::at::<X86_64>(address, &row, code);
                 let kept = UnusualRule { row: *row, switch, not_called: false, fiber: false, proof };
-                (self.keep_unusual(kept).read_from_code(), SavedProfile::default())
+                (self.keep_unusual(kept).read_from_code(), SavedRegisters::default())
             }
-            CallerRule::Root => (Rule::of_kind(RuleKind::Root), SavedProfile::default()),
+            CallerRule::Root => (Rule::of_kind(RuleKind::Root), SavedRegisters::default()),
             CallerRule::StackBase(StackBase { not_called: true, fiber }) => {
                 let switch = FrameSwitch::No;
                 let kept = UnusualRule { row: root_row(), switch, not_called: true, fiber, proof };
-                (self.keep_unusual(kept), SavedProfile::default())
+                (self.keep_unusual(kept), SavedRegisters::default())
             }
-            CallerRule::StackBase(StackBase { fiber, .. }) => {
-                (Rule::of_kind(if fiber { RuleKind::Fiber } else { RuleKind::Root }), SavedProfile::default())
-            }
-            CallerRule::Marked => (Rule::of_kind(RuleKind::Marked), SavedProfile::default()),
-            CallerRule::Nothing => (Rule::of_kind(RuleKind::Unknown), SavedProfile::default()),
+            CallerRule::StackBase(StackBase { fiber, .. }) => (
+                Rule::of_kind(if fiber { RuleKind::Fiber } else { RuleKind::Root }),
+                SavedRegisters::default(),
+            ),
+            CallerRule::Marked => (Rule::of_kind(RuleKind::Marked), SavedRegisters::default()),
+            CallerRule::Nothing => (Rule::of_kind(RuleKind::Unknown), SavedRegisters::default()),
         };
         let rule = rule.returning(returns);
         if !code.commit_dependencies(lookup_of(key(address))) {
@@ -268,7 +269,7 @@ impl Cache {
         rule
     }
 
-    fn insert(&mut self, address: CodeAddress, rule: Rule, saved: SavedProfile) {
+    fn insert(&mut self, address: CodeAddress, rule: Rule, saved: SavedRegisters) {
         self.rules.insert(key(address), rule);
         if rule.is_ordinary() {
             self.saved.insert(key(address), saved);
@@ -285,16 +286,16 @@ impl Cache {
         rule
     }
 
-    fn keep(&mut self, found: UnusualRule, method: Method) -> (Rule, SavedProfile) {
+    fn keep(&mut self, found: UnusualRule, method: Method) -> (Rule, SavedRegisters) {
         if found.row.columns[RETURN_ADDRESS] == Column::Undefined {
-            return (Rule::of_kind(RuleKind::Root), SavedProfile::default());
+            return (Rule::of_kind(RuleKind::Root), SavedRegisters::default());
         }
         if found.switch == FrameSwitch::No
             && let Some(packed) = pack(&found.row, method)
         {
             return packed;
         }
-        (self.keep_unusual(found), SavedProfile::default())
+        (self.keep_unusual(found), SavedRegisters::default())
     }
 
     fn keep_unusual(&mut self, unusual: UnusualRule) -> Rule {
@@ -501,7 +502,7 @@ fn signal_frame() -> Row {
 
 // ---- The rule for the caller of a frame, packed into one word, so that a table of many addresses stays in the
 // processor's caches; and the rest of an ordinary row, which only rare frames need. Input: rows; output:
-// [`Rule`], [`SavedProfile`].
+// [`Rule`], [`SavedRegisters`].
 
 /// The kind of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -675,23 +676,23 @@ impl Rule {
 /// Places of registers in an ordinary row that are no base of a CFA: rbx, r12 to r15, and rsi and rdi, which
 /// Windows functions also preserve; in words from the base register of the row's CFA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SavedProfile {
-    at: [Option<i16>; SavedProfile::REGISTERS.len()],
+pub(super) struct SavedRegisters {
+    at: [Option<i16>; SavedRegisters::REGISTERS.len()],
 }
 
-impl SavedProfile {
+impl SavedRegisters {
     const REGISTERS: [u8; 7] = [3, 12, 13, 14, 15, 4, 5];
 
     /// Registers by DWARF number, with the place of each.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, i64)> {
-        let registers = SavedProfile::REGISTERS.into_iter().zip(self.at);
+        let registers = SavedRegisters::REGISTERS.into_iter().zip(self.at);
         registers.filter_map(|(register, at)| Some((register.into(), at?.into())))
     }
 }
 
 /// Packs an ordinary row: a CFA relative to rsp or rbp, and callee-saved registers (System V AMD64 ABI, figure
 /// 3.4; "x64 calling convention", Microsoft) at words below it.
-pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, SavedProfile)> {
+pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, SavedRegisters)> {
     let (kind, offset) = match row.cfa {
         Cfa::Register(register, offset) if usize::from(register) == RSP => (RuleKind::StackPointer, offset),
         Cfa::Register(register, offset) if usize::from(register) == RBP => (RuleKind::FramePointer, offset),
@@ -708,7 +709,7 @@ pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, SavedProfile)> {
     let Column::At(return_at) = row.columns[RETURN_ADDRESS] else { return None };
     let (cfa, return_at) = (words(0)?, words(return_at)?);
     let mut rule = Rule::of_kind(kind).with_words(0, cfa).with_words(Rule::RETURN_AT, return_at);
-    let mut saved = SavedProfile::default();
+    let mut saved = SavedRegisters::default();
     for (register, column) in row.columns[..COLUMNS - 1].iter().enumerate() {
         let at = match column {
             Column::Same | Column::Undefined => continue,
@@ -718,7 +719,8 @@ pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, SavedProfile)> {
         if register == RBP {
             rule = rule.with_words(Rule::FRAME_POINTER_AT, at).with(Rule::SAVES_FRAME_POINTER, true);
         } else {
-            let known = SavedProfile::REGISTERS.iter().position(|number| usize::from(*number) == register)?;
+            let known =
+                SavedRegisters::REGISTERS.iter().position(|number| usize::from(*number) == register)?;
             saved.at[known] = Some(at);
         }
     }
@@ -760,7 +762,9 @@ mod rule_tests {
         let (rule, saved) = pack(&row(on(RBP, 16), &[]), Method::Code).expect("an ordinary row");
         assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::FramePointer, 2, 1));
         assert!(
-            !rule.saves_frame_pointer() && saved == SavedProfile::default() && rule.method() == Method::Code
+            !rule.saves_frame_pointer()
+                && saved == SavedRegisters::default()
+                && rule.method() == Method::Code
         );
         let record = |at: i64| pack(&row(on(RBP, 16), &[(RBP, Column::At(at))]), Method::Cfi);
         let is_record = |at: i64| record(at).is_some_and(|(rule, _)| rule.is_record());

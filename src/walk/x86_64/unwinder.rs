@@ -16,7 +16,7 @@ mod hostile;
 #[cfg(test)]
 mod tests;
 
-use super::cache::{Cache, FollowLimit, Rule, RuleKind, SavedProfile, Shared};
+use super::cache::{Cache, FollowLimit, Rule, RuleKind, SavedRegisters, Shared};
 use super::leaf::{self, Leaves};
 use super::{RBP, RSP, stack_base};
 use crate::addr::{Avma, CodeAddress};
@@ -634,7 +634,7 @@ impl Frame {
         }
     }
 
-    fn ordinary(&self, rule: Rule, saved: SavedProfile, input: &Input<'_>) -> Result<Frame, Failure> {
+    fn ordinary(&self, rule: Rule, saved: SavedRegisters, input: &Input<'_>) -> Result<Frame, Failure> {
         // Swift marks frame pointers above their address (see `fp::follow`).
         let base = match rule.kind() {
             RuleKind::StackPointer => self.registers[RSP],

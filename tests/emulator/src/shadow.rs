@@ -224,11 +224,14 @@ impl<V: Copy> Shadow<V> {
     fn close(&mut self, mut ended: Activation<V>, by_tail_call: bool) {
         let is_stub = self.functions[ended.function].is_stub;
         let last = if by_tail_call && !is_stub { ended.open.pop() } else { None };
-        let class = match () {
-            () if is_stub => Class::Stub,
-            () if ended.framed => Class::Epilogue,
-            () if ended.called => Class::Frameless,
-            () => Class::Leaf,
+        let class = if is_stub {
+            Class::Stub
+        } else if ended.framed {
+            Class::Epilogue
+        } else if ended.called {
+            Class::Frameless
+        } else {
+            Class::Leaf
         };
         self.judged.extend(ended.open.drain(..).map(|(pc, verdict)| Judged { class, pc, verdict }));
         self.judged.extend(last.map(|(pc, verdict)| Judged { class: Class::Tail, pc, verdict }));

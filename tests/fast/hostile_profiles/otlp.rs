@@ -175,7 +175,7 @@ fn dangling_references_are_reported() {
     }
     let dictionary = dictionary(&[]);
     let of_nothing = proto(&[(1, Ok(&proto(&[(2, Ok(b""))]))), (2, Ok(&dictionary))]);
-    assert!(parse(&of_nothing).unwrap_err().contains("no profile; this is an OTLP file of nothing"));
+    assert!(parse(&of_nothing).unwrap_err().contains("no profile in this OTLP file"));
     let no_dictionary = proto(&[(1, Ok(&proto(&[(2, Ok(b""))])))]);
     assert!(parse(&no_dictionary).unwrap_err().contains("no dictionary; this is not an OTLP profile"));
 }

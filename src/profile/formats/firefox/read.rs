@@ -231,7 +231,13 @@ pub(crate) fn read(
     };
     let timed_threads = extra.and_then(Extra::timed_threads);
     // Files with times have a track for each thread.
-    let tracks = (extra.is_some_and(Extra::has_times), extra.is_some_and(Extra::has_merged_threads));
+    let tracks = if extra.is_some_and(Extra::has_merged_threads) {
+        Tracks::Merged
+    } else if extra.is_some_and(Extra::has_times) {
+        Tracks::Threads
+    } else {
+        Tracks::Unknown
+    };
     // For threads that use the file's tables.
     let mut of_file: Option<NodeCache> = None;
     for (number, (thread, own_unit)) in (1..).zip(threads.iter().zip(&units)) {
@@ -302,10 +308,21 @@ fn count(weight: f64, factor: f64) -> Option<u64> {
     (whole && (0.0..18_446_744_073_709_551_616.0).contains(&count)).then(|| count.round() as u64)
 }
 
+/// What the tracks of a file stand for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tracks {
+    /// A thread each.
+    Threads,
+    /// All threads of a process or of one name.
+    Merged,
+    /// The file does not say.
+    Unknown,
+}
+
 fn read_thread(
     builder: &mut SavedBuilder,
     (number, thread): (usize, &Thread<'_>),
-    (has_thread_tracks, has_merged_threads): (bool, bool),
+    tracks: Tracks,
     times: Times,
     factor: f64,
     cache: &mut NodeCache,
@@ -315,8 +332,8 @@ fn read_thread(
     let process = builder.text(process)?;
     let named = match (thread.is_main_thread, thread.tid.get()) {
         // A main thread named like its process represents all threads merged.
-        (true, _) if thread.name == thread.process_name && !has_thread_tracks => None,
-        _ if has_merged_threads => None,
+        _ if tracks == Tracks::Merged => None,
+        (true, _) if thread.name == thread.process_name && tracks == Tracks::Unknown => None,
         (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
         (_, None) => None,
     };

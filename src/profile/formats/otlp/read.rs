@@ -49,7 +49,7 @@ pub(crate) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<SavedProfi
     let all = profiles(bytes, &tables)?;
     let Some(first) = all.iter().find(|profile| profile.samples > 0 || profile.is_of_heap()).or(all.first())
     else {
-        return Err("no profile; this is an OTLP file of nothing".into());
+        return Err("no profile in this OTLP file".into());
     };
     let kind = match tally.value_type() {
         Some(wanted) => {

@@ -22,7 +22,7 @@ use super::{proc, refusal, sys};
 use crate::binary::files::map_regular;
 use crate::clock::RealClock;
 use crate::error;
-use crate::sources::heap::HeapOptions;
+use crate::sources::HeapOptions;
 use crate::sources::heap::directory::Directory;
 use crate::sources::heap::source::HeapSource;
 use crate::sources::pushed::AllocationLosses;

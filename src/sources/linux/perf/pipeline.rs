@@ -559,12 +559,16 @@ impl Pipeline {
     /// Maximum time until the next batch, nanoseconds: at most the rest of an open interval of context switches,
     /// while the source `samples`. `begins`: the recording begins, and programs load their libraries.
     pub(crate) fn batch_ns(&self, begins: bool, now_ns: u64, samples: bool) -> u64 {
-        let batch_ns = match () {
-            () if begins => FIRST_BATCHES_NS,
-            () if self.stacks.copies_tails() => LARGE_BATCHES_NS,
-            () if self.stacks.has_prefetched() => PREFETCH_BATCHES_NS,
-            () if now_ns < self.events.changed_ns().saturating_add(STEADY_AFTER_NS) => BATCH_NS,
-            () => STEADY_BATCHES_NS,
+        let batch_ns = if begins {
+            FIRST_BATCHES_NS
+        } else if self.stacks.copies_tails() {
+            LARGE_BATCHES_NS
+        } else if self.stacks.has_prefetched() {
+            PREFETCH_BATCHES_NS
+        } else if now_ns < self.events.changed_ns().saturating_add(STEADY_AFTER_NS) {
+            BATCH_NS
+        } else {
+            STEADY_BATCHES_NS
         };
         let ends_ns = self.cpu_time.interval_ends_ns().filter(|_| samples);
         ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(now_ns)))

@@ -104,12 +104,7 @@ impl Event {
 pub(crate) fn mapping(mmap: &Mmap<'_>) -> Option<Mapping> {
     let end = mmap.start.checked_add(mmap.len).filter(|end| *end > mmap.start)?;
     let path = String::from_utf8_lossy(mmap.path).into_owned();
-    let kind = match () {
-        () if path == "[vdso]" => MappingKind::Vdso,
-        // `//anon`, `[heap]`; `/memfd:…` has an inode.
-        () if mmap.inode != 0 && path.starts_with('/') => MappingKind::File,
-        () => MappingKind::Anonymous,
-    };
+    let kind = MappingKind::of(&path, mmap.inode);
     // Like /proc/PID/maps: no name for memory without a file.
     let path = if kind == MappingKind::Anonymous && path == "//anon" { String::new() } else { path };
     let identity = (libc::makedev(mmap.device.0, mmap.device.1), mmap.inode);

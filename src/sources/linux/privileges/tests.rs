@@ -13,8 +13,8 @@ const ROLES: [Role; 8] = [
     Role::Watching,
 ];
 
-fn first(held: Capabilities, takes_ids: bool) -> Thread {
-    Thread { held, is_first: true, takes_ids, is_root: takes_ids, of_targets: NONE }
+fn first(held: Capabilities, takes_ids: bool) -> ThreadRights {
+    ThreadRights { held, is_first: true, takes_ids, is_root: takes_ids, of_targets: NONE }
 }
 
 #[test]
@@ -22,8 +22,10 @@ fn rights_are_within_held_and_permitted_capabilities() {
     for role in ROLES {
         for held in [ALL, NONE, READ, WRITE.with(PROCESSES), Capabilities(0x5555_5555_5555)] {
             for (is_first, takes_ids) in [(false, false), (false, true), (true, false), (true, true)] {
-                let rights =
-                    rights(role, Thread { held, is_first, takes_ids, is_root: takes_ids, of_targets: NONE });
+                let rights = rights(
+                    role,
+                    ThreadRights { held, is_first, takes_ids, is_root: takes_ids, of_targets: NONE },
+                );
                 assert!(held.contains(rights.permitted), "{role:?}");
                 assert!(rights.permitted.contains(rights.effective), "{role:?}");
                 assert!(takes_ids || rights.permitted.within(IDS) == NONE, "{role:?}");
@@ -76,9 +78,14 @@ fn only_the_calling_thread_is_restricted() {
 #[test]
 fn a_tracing_thread_keeps_what_the_next_one_needs() {
     let waiting = rights(Role::Tracing, first(ALL, true));
-    let next =
-        Thread { held: waiting.permitted, is_first: false, takes_ids: true, is_root: true, of_targets: NONE };
-    let fresh = Thread { held: ALL, is_first: false, takes_ids: true, is_root: true, of_targets: NONE };
+    let next = ThreadRights {
+        held: waiting.permitted,
+        is_first: false,
+        takes_ids: true,
+        is_root: true,
+        of_targets: NONE,
+    };
+    let fresh = ThreadRights { held: ALL, is_first: false, takes_ids: true, is_root: true, of_targets: NONE };
     assert_eq!(rights(Role::SamplingByPtrace, next), rights(Role::SamplingByPtrace, fresh));
     assert!(!waiting.effective.contains(PROCESSES), "it asks for nothing itself");
 }
@@ -101,7 +108,7 @@ fn without_the_right_to_trace_all_a_sampler_keeps_what_its_targets_hold() {
             (DEFAULT.with(PROCESSES), DEFAULT, NONE),
         ] {
             let needs = |of_targets| {
-                let thread = Thread { held, is_first, takes_ids: false, is_root: false, of_targets };
+                let thread = ThreadRights { held, is_first, takes_ids: false, is_root: false, of_targets };
                 rights(role, thread)
             };
             let (with, without) = (needs(of_targets), needs(NONE));
@@ -113,7 +120,7 @@ fn without_the_right_to_trace_all_a_sampler_keeps_what_its_targets_hold() {
         }
     }
     for role in [Role::Waiting, Role::SamplingByStub, Role::Symbolizing, Role::Writing, Role::Watching] {
-        let thread = |of_targets| Thread {
+        let thread = |of_targets| ThreadRights {
             held: DEFAULT,
             is_first: true,
             takes_ids: false,

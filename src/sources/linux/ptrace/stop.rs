@@ -14,7 +14,7 @@ use libc::{c_int, pid_t};
 use super::on_cpu::{StopTimes, TracerCpu, was_on_cpu};
 use super::registers::{Block, Code};
 use super::sys;
-use super::tracees::Thread;
+use super::tracees::TracedThread;
 use crate::addr::Avma;
 use crate::arch::Abi;
 use crate::clock::{Clock, RealClock};
@@ -62,7 +62,7 @@ impl StopRequests {
     /// [`Fault::ThreadGone`] if it has exited.
     pub(super) fn send(
         &mut self,
-        thread: &mut Thread,
+        thread: &mut TracedThread,
         stack_bytes: usize,
         keep_waiting: bool,
         clock: &RealClock,
@@ -122,7 +122,7 @@ impl StopRequest {
     /// `registers` then has its registers, unless it is unreadable.
     pub(super) fn read(
         &self,
-        thread: &mut Thread,
+        thread: &mut TracedThread,
         is_of_32_bits: bool,
         registers: &mut Block,
         tracer: &TracerCpu,
@@ -150,15 +150,15 @@ impl StopRequest {
         thread.status_mut().set_off_cpu(stopped);
         let times = StopTimes { polled_ns: self.polled_ns, asked_ns: self.asked_ns, seen_ns };
         let kept_cpu = stopped.switches == self.before.switches;
-        match () {
-            () if self.keep_waiting => {}
+        if !self.keep_waiting {
             // A thread in a call that kept its CPU has not begun to wait.
-            () if registers.interrupted_call() && !kept_cpu => {
+            if registers.interrupted_call() && !kept_cpu {
                 thread.status_mut().note_wrong_wchan();
                 return StopOutcome::BeganToWait;
             }
-            () if was_on_cpu(self.before, stopped, times, tracer.stint()) => {}
-            () => return StopOutcome::NotOnCpu,
+            if !was_on_cpu(self.before, stopped, times, tracer.stint()) {
+                return StopOutcome::NotOnCpu;
+            }
         }
         capture.registers = registers.convert().unwrap_or_default();
         let sp = capture.registers.sp();

@@ -18,7 +18,7 @@ use super::seize::{self, FilterChecks, is_filtered};
 use super::stop::{Resume, StopRequest, StopRequests, StoppedThread};
 use super::sys::{self, Tracer};
 use super::timed_wait::{RestartedWaits, SYSCALL_STOP};
-use super::tracees::{NewThread, Thread, Tracees, thread_id, tid_of};
+use super::tracees::{NewThread, TracedThread, Tracees, thread_id, tid_of};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
@@ -172,10 +172,12 @@ impl LinuxTarget {
                     true => StoppedThread::by_job_control(tid),
                     false => StoppedThread::new(tid),
                 };
-                match () {
-                    () if self.tracees.thread(tid).is_none() => self.new_thread(stopped),
-                    () if by_job_control => self.collect_job_stop(stopped, capture),
-                    () => self.collect_if_requested(stopped, capture),
+                if self.tracees.thread(tid).is_none() {
+                    self.new_thread(stopped)
+                } else if by_job_control {
+                    self.collect_job_stop(stopped, capture)
+                } else {
+                    self.collect_if_requested(stopped, capture)
                 }
             }
             libc::PTRACE_EVENT_EXEC => {
@@ -271,7 +273,7 @@ impl LinuxTarget {
         let tid = stopped.tid();
         // Job control interrupted that call, as it would without a tracer.
         let of_job_control =
-            stopped.signal() == 0 && self.tracees.thread_mut(tid).is_some_and(Thread::leave_job_stop);
+            stopped.signal() == 0 && self.tracees.thread_mut(tid).is_some_and(TracedThread::leave_job_stop);
         if !of_job_control && self.registers.read(tid).is_ok() {
             self.repair(&mut stopped, false);
         }
@@ -393,7 +395,7 @@ impl LinuxTarget {
         self.waits.clear();
         // For the thread that traces from now on.
         self.tracer_cpu = TracerCpu::new();
-        let known: HashSet<pid_t> = self.tracees.threads().map(Thread::tid).collect();
+        let known: HashSet<pid_t> = self.tracees.threads().map(TracedThread::tid).collect();
         for pid in self.tracees.pids() {
             if self.tracees.lives(pid) {
                 seize::seize_again(&mut self.tracees, pid, &mut self.events)?;

@@ -8,7 +8,7 @@ use libc::{c_int, pid_t};
 use super::registers::Block;
 use super::seize::is_filtered;
 use super::stop::{Resume, StoppedThread, ignores};
-use super::tracees::Thread;
+use super::tracees::TracedThread;
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::{ptrace, sys};
 
@@ -161,7 +161,7 @@ impl RestartedWaits {
     pub(super) fn repair(
         &mut self,
         stopped: &mut StoppedThread,
-        thread: &mut Thread,
+        thread: &mut TracedThread,
         registers: &mut Block,
         asked: bool,
         clock: &RealClock,
@@ -196,7 +196,7 @@ impl RestartedWaits {
     pub(super) fn pass_call(
         &mut self,
         stopped: &mut StoppedThread,
-        thread: Option<&mut Thread>,
+        thread: Option<&mut TracedThread>,
         registers: &mut Block,
         clock: &RealClock,
     ) {
@@ -269,7 +269,12 @@ impl RestartedWaits {
 }
 
 /// Whether the restarted wait of a thread that is stopped at the exit of its call has ended: repairs the call.
-fn has_ended(wait: RestartedWait, thread: &mut Thread, registers: &mut Block, clock: &RealClock) -> bool {
+fn has_ended(
+    wait: RestartedWait,
+    thread: &mut TracedThread,
+    registers: &mut Block,
+    clock: &RealClock,
+) -> bool {
     let tid = thread.tid();
     if registers.read(tid).is_err() || !registers.is_interrupted_wait() {
         return true;

@@ -36,7 +36,7 @@ pub(super) struct Tracees {
     /// Child processes are traced, too.
     children: bool,
     processes: HashMap<pid_t, TracedProcess>,
-    threads: HashMap<pid_t, Thread>,
+    threads: HashMap<pid_t, TracedThread>,
     /// Announced threads and processes that have not stopped yet, with their parent process.
     announced: HashMap<pid_t, pid_t>,
     /// Exited processes that the sampler may still query until it requests the next event.
@@ -117,20 +117,20 @@ impl Tracees {
         pids
     }
 
-    pub(super) fn threads(&self) -> impl Iterator<Item = &Thread> {
+    pub(super) fn threads(&self) -> impl Iterator<Item = &TracedThread> {
         self.threads.values()
     }
 
-    pub(super) fn thread(&self, tid: pid_t) -> Option<&Thread> {
+    pub(super) fn thread(&self, tid: pid_t) -> Option<&TracedThread> {
         self.threads.get(&tid)
     }
 
-    pub(super) fn thread_mut(&mut self, tid: pid_t) -> Option<&mut Thread> {
+    pub(super) fn thread_mut(&mut self, tid: pid_t) -> Option<&mut TracedThread> {
         self.threads.get_mut(&tid)
     }
 
     /// A thread, and its process.
-    pub(super) fn thread_of_process(&mut self, tid: pid_t) -> Option<(&mut Thread, &TracedProcess)> {
+    pub(super) fn thread_of_process(&mut self, tid: pid_t) -> Option<(&mut TracedThread, &TracedProcess)> {
         let thread = self.threads.get_mut(&tid)?;
         let process = self.processes.get(&thread.pid())?;
         Some((thread, process))
@@ -146,7 +146,7 @@ impl Tracees {
     pub(super) fn process_of(&self, tid: pid_t) -> pid_t {
         // A process has the number of its first thread.
         let first = if self.process(tid).is_some() { tid } else { self.main };
-        self.threads.get(&tid).map_or(first, Thread::pid)
+        self.threads.get(&tid).map_or(first, TracedThread::pid)
     }
 
     /// Whether a traced process still exists and runs. An open file of a thread becomes unreadable if its
@@ -179,7 +179,7 @@ impl Tracees {
     /// # Errors
     /// It does not belong to the process, or its files cannot be opened.
     fn adopt(&mut self, pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<()> {
-        let thread = Thread::open(pid, tid, stack_top)?;
+        let thread = TracedThread::open(pid, tid, stack_top)?;
         self.processes.get_mut(&pid).ok_or(io::ErrorKind::NotFound)?.add_thread(tid);
         self.threads.insert(tid, thread);
         Ok(())
@@ -257,7 +257,7 @@ impl Tracees {
     }
 
     /// Drops a thread that is no longer traced, if it is known.
-    pub(super) fn forget_thread(&mut self, tid: pid_t) -> Option<Thread> {
+    pub(super) fn forget_thread(&mut self, tid: pid_t) -> Option<TracedThread> {
         let thread = self.threads.remove(&tid)?;
         if let Some(process) = self.processes.get_mut(&thread.pid()) {
             process.forget_thread(tid);
@@ -307,7 +307,7 @@ impl Tracees {
 
 /// A traced thread.
 #[derive(Debug)]
-pub(super) struct Thread {
+pub(super) struct TracedThread {
     tid: pid_t,
     /// Its process.
     pid: pid_t,
@@ -320,12 +320,12 @@ pub(super) struct Thread {
     job_stopped: bool,
 }
 
-impl Thread {
+impl TracedThread {
     /// Opens a thread's files. Fails with "not found" if `tid` is not a thread of `pid`.
-    pub(super) fn open(pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<Thread> {
+    pub(super) fn open(pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<TracedThread> {
         let status = PolledStatus::open(pid, tid)?;
         let (prefetch, calls) = (Vec::new(), Calls::default());
-        Ok(Thread { tid, pid, stack_top, status, prefetch, calls, job_stopped: false })
+        Ok(TracedThread { tid, pid, stack_top, status, prefetch, calls, job_stopped: false })
     }
 
     pub(super) fn tid(&self) -> pid_t {

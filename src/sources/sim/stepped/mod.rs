@@ -75,7 +75,7 @@ struct Stack {
 }
 
 #[derive(Clone, Debug)]
-struct Thread {
+struct SteppedThread {
     id: u32,
     gpr: [u64; 16],
     place: CodeLocation,
@@ -96,7 +96,7 @@ pub(crate) struct SteppedProcess {
     /// Start address and content of its memory.
     pub(crate) memory: (u64, Vec<u8>),
     stacks: Vec<Stack>,
-    threads: Vec<Thread>,
+    threads: Vec<SteppedThread>,
     next_id: u32,
     /// All images ever loaded, and the lists of those loaded at a time.
     images: Vec<Image>,
@@ -214,7 +214,7 @@ impl SteppedProcess {
         let library = self.lists[self.lists.len() - 1][1];
         let uses = |stack: &Stack| stack.calls.iter().any(|call| call.place.of.image == library);
         for thread in 0..self.threads.len() {
-            let Thread { place, stack, own, .. } = self.threads[thread];
+            let SteppedThread { place, stack, own, .. } = self.threads[thread];
             let is_in_it = place.of.image == library || uses(&self.stacks[stack]);
             if is_in_it && (!forced || !self.long_jump(thread, 0, false)) {
                 return false;
@@ -307,7 +307,16 @@ impl SteppedProcess {
         let place = CodeLocation { of: FunctionId { image: self.program(), function: THREAD_ROOT }, at: 0 };
         let goal = 20 + self.random.below(140);
         let fibers = Vec::new();
-        self.threads.push(Thread { id, gpr, place, own: stack, stack, fibers, switches_to: stack, goal });
+        self.threads.push(SteppedThread {
+            id,
+            gpr,
+            place,
+            own: stack,
+            stack,
+            fibers,
+            switches_to: stack,
+            goal,
+        });
         self.changes.push(Change::Started(ThreadId(id.into()), Avma(top)));
     }
 
@@ -321,7 +330,7 @@ impl SteppedProcess {
 
     /// The stack that a thread switches to next: an existing one, or that of a new fiber.
     fn next_stack(&mut self, thread: usize) -> usize {
-        let Thread { own, stack, ref fibers, .. } = self.threads[thread];
+        let SteppedThread { own, stack, ref fibers, .. } = self.threads[thread];
         let mut others = fibers.clone();
         others.push(own);
         others.retain(|other| *other != stack);
@@ -421,7 +430,7 @@ impl SteppedProcess {
                 None => return,
             },
             Op::Switch => {
-                let Thread { stack, switches_to, .. } = self.threads[thread];
+                let SteppedThread { stack, switches_to, .. } = self.threads[thread];
                 if stack != switches_to {
                     self.stacks[stack].sp = self.threads[thread].gpr[RSP];
                     self.threads[thread].stack = switches_to;
@@ -440,13 +449,13 @@ impl SteppedProcess {
     }
 
     fn room(&self, thread: usize) -> u64 {
-        let Thread { stack, ref gpr, .. } = self.threads[thread];
+        let SteppedThread { stack, ref gpr, .. } = self.threads[thread];
         gpr[RSP] - (self.end(stack) - STACK_BYTES)
     }
 
     /// A random register value: numbers, stack addresses, return addresses, frame pointers of others.
     fn value(&mut self, thread: usize) -> u64 {
-        let Thread { stack, ref gpr, .. } = self.threads[thread];
+        let SteppedThread { stack, ref gpr, .. } = self.threads[thread];
         let calls = &self.stacks[stack].calls;
         let call = calls.get(self.random.below(calls.len()));
         match self.random.below(7) {
@@ -460,7 +469,7 @@ impl SteppedProcess {
 
     /// Decides a thread's next action where it may call; `None` if that moved it to another place.
     fn decide(&mut self, thread: usize) -> Option<CodeLocation> {
-        let Thread { place, stack, goal, .. } = self.threads[thread];
+        let SteppedThread { place, stack, goal, .. } = self.threads[thread];
         let behind = CodeLocation { at: place.at + 1, ..place };
         let function = self.function(place.of);
         let (exit, tail) = (function.exit, function.tail);
@@ -499,7 +508,7 @@ impl SteppedProcess {
     }
 
     fn call(&mut self, thread: usize, callee: CodeLocation) -> CodeLocation {
-        let Thread { place, stack, gpr, .. } = self.threads[thread];
+        let SteppedThread { place, stack, gpr, .. } = self.threads[thread];
         let place = CodeLocation { at: place.at + 1, ..place };
         let address = self.address(place);
         self.stacks[stack].calls.push(Call { address, place, registers: Some(gpr) });

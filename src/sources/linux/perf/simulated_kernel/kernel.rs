@@ -66,7 +66,7 @@ enum TaskState {
 }
 
 #[derive(Debug)]
-struct Thread {
+struct ScheduledThread {
     pid: pid_t,
     state: TaskState,
 }
@@ -96,7 +96,7 @@ pub(super) struct Kernel {
     setup: Setup,
     random: Rng,
     cpus: Vec<Cpu>,
-    threads: BTreeMap<pid_t, Thread>,
+    threads: BTreeMap<pid_t, ScheduledThread>,
     processes: BTreeMap<pid_t, Process>,
     excluded: BTreeSet<pid_t>,
     next_number: pid_t,
@@ -246,14 +246,14 @@ impl Kernel {
         let pid = self.new_number();
         let threads = BTreeSet::from([pid]);
         self.processes.insert(pid, Process { parent, name: name.to_owned(), threads, cpu_ns: 0 });
-        self.threads.insert(pid, Thread { pid, state: TaskState::Ready });
+        self.threads.insert(pid, ScheduledThread { pid, state: TaskState::Ready });
         pid
     }
 
     fn start_thread(&mut self, pid: pid_t) -> Option<pid_t> {
         let tid = self.new_number();
         self.processes.get_mut(&pid)?.threads.insert(tid);
-        self.threads.insert(tid, Thread { pid, state: TaskState::Ready });
+        self.threads.insert(tid, ScheduledThread { pid, state: TaskState::Ready });
         Some(tid)
     }
 
