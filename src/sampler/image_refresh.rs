@@ -17,6 +17,8 @@ const RETRY_NS: u64 = 2_000_000;
 const RETRY_MAX_NS: u64 = 50_000_000;
 /// Maximum of that interval if the target reports new mappings: a read then only helps after a lost report.
 const RETRY_REPORTED_MAX_NS: u64 = REFRESH_NS;
+/// Room for mappings that is kept from read to read: most processes have fewer.
+const MAPPINGS_KEPT: usize = 64;
 /// Attempts to list the mappings in one read.
 const LIST_TRIES: u32 = 3;
 /// Maximum share of time for reading mappings: 1/20. Opening and parsing files is excluded: each is opened once, and
@@ -26,6 +28,7 @@ const COST_SHARE: u64 = 20;
 /// Times of the reads of one process's images.
 #[derive(Debug, Default)]
 pub(super) struct ImageRefresh {
+    /// The list of a read, empty between reads: processes of a whole machine have many.
     mappings: Vec<Mapping>,
     /// JIT code in anonymous mappings.
     registered: GdbJit,
@@ -149,6 +152,8 @@ impl ImageRefresh {
                 }
             }
         }
+        self.mappings.clear();
+        self.mappings.shrink_to(MAPPINGS_KEPT);
         self.unchanged_reads = if changed { 0 } else { self.unchanged_reads.saturating_add(1) };
         self.changed = false;
         self.covers_ns = before_ns;

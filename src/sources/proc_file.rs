@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 /// Bytes read at a time. The kernel gives at most a page of `maps` and `environ` to each read.
@@ -56,12 +57,15 @@ fn is_in(mut from: impl Read, needle: &[u8]) -> io::Result<bool> {
     Err(io::ErrorKind::FileTooLarge.into())
 }
 
-/// Calls `each` with the lines of a file, without those that are too long, and without those after as much as is
-/// searched.
+/// Calls `each` with the lines of a file until it breaks, without those that are too long, and without those after as
+/// much as is searched.
 ///
 /// # Errors
 /// The system's error; lines before it have been passed on.
-pub(super) fn for_each_line(path: impl AsRef<Path>, each: impl FnMut(&[u8])) -> io::Result<()> {
+pub(super) fn for_each_line(
+    path: impl AsRef<Path>,
+    each: impl FnMut(&[u8]) -> ControlFlow<()>,
+) -> io::Result<()> {
     split(File::open(path)?.take(SEARCHED_BYTES_MAX as u64), b'\n', each)
 }
 
@@ -69,11 +73,19 @@ pub(super) fn for_each_line(path: impl AsRef<Path>, each: impl FnMut(&[u8])) -> 
 ///
 /// # Errors
 /// As there.
-pub(super) fn for_each_variable(path: impl AsRef<Path>, each: impl FnMut(&[u8])) -> io::Result<()> {
+pub(super) fn for_each_variable(path: impl AsRef<Path>, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let each = |variable: &[u8]| {
+        each(variable);
+        ControlFlow::Continue(())
+    };
     split(File::open(path)?.take(SEARCHED_BYTES_MAX as u64), 0, each)
 }
 
-fn split(mut from: impl Read, separator: u8, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+fn split(
+    mut from: impl Read,
+    separator: u8,
+    mut each: impl FnMut(&[u8]) -> ControlFlow<()>,
+) -> io::Result<()> {
     let mut piece = vec![0; PIECE_BYTES.max(LINE_BYTES_MAX)];
     // `piece[..held]` begins a line; `is_rest`: it began before and is too long.
     let (mut held, mut is_rest) = (0, false);
@@ -82,14 +94,15 @@ fn split(mut from: impl Read, separator: u8, mut each: impl FnMut(&[u8])) -> io:
         let end = held + read;
         let mut begin = 0;
         while let Some(length) = memchr::memchr(separator, &piece[begin..end]) {
-            if !std::mem::take(&mut is_rest) && length <= LINE_BYTES_MAX {
-                each(&piece[begin..begin + length]);
+            let is_whole = !std::mem::take(&mut is_rest) && length <= LINE_BYTES_MAX;
+            if is_whole && each(&piece[begin..begin + length]).is_break() {
+                return Ok(());
             }
             begin += length + 1;
         }
         if read == 0 {
             if !is_rest && begin < end {
-                each(&piece[begin..end]);
+                let _ = each(&piece[begin..end]);
             }
             return Ok(());
         }
@@ -160,9 +173,21 @@ mod tests {
         for step in [1, 2, 3, 1000, LINE_BYTES_MAX, PIECE_BYTES, usize::MAX] {
             let mut lines = Vec::new();
             let from = Slow { text: &text, step, endless: false };
-            split(from, b'\n', |line| lines.push(line.to_vec())).unwrap();
+            let push = |line: &[u8]| {
+                lines.push(line.to_vec());
+                ControlFlow::Continue(())
+            };
+            split(from, b'\n', push).unwrap();
             let expected: [&[u8]; 6] = [b"a", b"", b"bcd", &long, b"end", b"last"];
             assert_eq!(lines, expected, "{step}");
+            // A break is the end, wherever the line ends.
+            let (mut from, mut last) = (Slow { text: &text, step, endless: true }, Vec::new());
+            let is_last = |line: &[u8]| {
+                last = line.to_vec();
+                if line == b"bcd" { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            split(&mut from, b'\n', is_last).unwrap();
+            assert_eq!(last, b"bcd", "{step}");
         }
     }
 }

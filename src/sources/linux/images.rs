@@ -9,7 +9,7 @@
 //! (overlayfs, btrfs), the head of the file is compared with the mapped one. The target controls the path, so
 //! files are opened through `target_file`, with a bounded wait.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::time::SystemTime;
 
 use hashbrown::HashMap;
@@ -61,7 +61,8 @@ impl MapsList<'_> {
         MapsList { pid, heads: HashMap::new(), code, room: LIST_BYTES_MAX }
     }
 
-    fn add(&mut self, mut line: proc::MapsLine) {
+    /// Breaks once there is no room for a mapping of code.
+    fn add(&mut self, mut line: proc::MapsLine) -> ControlFlow<()> {
         if line.is_ambiguous
             && let Some(path) = linked_path(self.pid, &line.mapping)
         {
@@ -70,12 +71,15 @@ impl MapsList<'_> {
         if line.mapping.kind == MappingKind::File && line.mapping.file_offset == 0 {
             self.heads.insert(line.mapping.identity, line.mapping.avma.start);
         }
-        if line.executable
-            && let Some(room) = self.room.checked_sub(size_of::<Mapping>() + line.mapping.path.len())
-        {
-            self.room = room;
-            self.code.push(line.mapping);
+        if !line.executable {
+            return ControlFlow::Continue(());
         }
+        match self.room.checked_sub(size_of::<Mapping>() + line.mapping.path.len()) {
+            Some(room) => self.room = room,
+            None => return ControlFlow::Break(()),
+        }
+        self.code.push(line.mapping);
+        ControlFlow::Continue(())
     }
 }
 
@@ -95,11 +99,13 @@ impl Maps {
     ) -> Result<bool, Fault> {
         let mark = memchr::memmem::Finder::new(mark);
         let (mut list, mut is_it) = (MapsList::new(pid, out), mark.needle().is_empty());
+        let mut is_full = false;
         let read = proc_file::for_each_line(format!("/proc/{pid}/maps"), |line| {
             is_it = is_it || mark.find(line).is_some();
-            if let Some(line) = proc::mapping(line) {
-                list.add(line);
+            if !is_full && let Some(line) = proc::mapping(line) {
+                is_full = list.add(line).is_break();
             }
+            if is_it && is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         read.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => Fault::Gone,
@@ -114,7 +120,7 @@ impl Maps {
     /// Reads the executable mappings from a copy of the list.
     pub(super) fn take_copy(&mut self, pid: pid_t, text: &[u8], out: &mut Vec<Mapping>) {
         let mut list = MapsList::new(pid, out);
-        proc::mappings(text).for_each(|line| list.add(line));
+        let _ = proc::mappings(text).try_for_each(|line| list.add(line));
         self.heads = list.heads;
     }
 
@@ -381,12 +387,14 @@ struct Part {
 fn all_lines(pid: pid_t) -> Vec<MapsLine> {
     let (mut lines, mut room) = (Vec::new(), LIST_BYTES_MAX);
     let read = proc_file::for_each_line(format!("/proc/{pid}/maps"), |line| {
-        if let Some(line) = proc::mapping(line)
-            && let Some(left) = room.checked_sub(size_of::<MapsLine>() + line.mapping.path.len())
-        {
-            room = left;
+        if let Some(line) = proc::mapping(line) {
+            match room.checked_sub(size_of::<MapsLine>() + line.mapping.path.len()) {
+                Some(left) => room = left,
+                None => return ControlFlow::Break(()),
+            }
             lines.push(line);
         }
+        ControlFlow::Continue(())
     });
     if read.is_err() {
         lines.clear();

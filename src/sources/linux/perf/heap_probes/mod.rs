@@ -114,6 +114,9 @@ impl HeapProbes {
         HeapProbes::set(pid, allocators, every_bytes).map_err(|error| {
             let next = match error.raw_os_error() {
                 Some(libc::EACCES | libc::EPERM) => "; probes need root (CAP_BPF and CAP_PERFMON)",
+                Some(libc::ENOENT | libc::ESRCH) if kind().is_ok() => {
+                    "; it ended or ran another program; try again"
+                }
                 _ => "; does this kernel have uprobes (CONFIG_UPROBE_EVENTS) and BPF?",
             };
             failed(format!("{}{next}", io_text(&error)))
