@@ -4,6 +4,8 @@
 //! expected and the next step; `cli` prints it after `stackprof: `. Not finding
 //! something (a symbol, a file) is a value with a reason, never an `Error`.
 
+pub use unwind::binary::io_text;
+
 use std::fmt;
 
 /// The consequence of an error for the caller; exit codes are in the CLI contract.
@@ -84,18 +86,6 @@ pub fn cannot_read(name: impl fmt::Display, error: std::io::Error) -> Error {
         _ => "",
     };
     Error::new(ErrorKind::Input, format!("cannot read `{name}`: {why}{next}")).caused_by(error)
-}
-
-/// The text of an I/O error without Rust's "(os error N)" tail.
-#[must_use]
-pub fn io_text(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
-    let mut chars = text.chars();
-    match chars.next() {
-        Some(first) => first.to_lowercase().chain(chars).collect(),
-        None => error.kind().to_string(),
-    }
 }
 
 #[cfg(test)]

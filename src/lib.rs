@@ -40,9 +40,9 @@
 //! `cli/record.rs` has the order of a recording: [`sources`], [`sampler::record`], a [`recording::Recording`], names by
 //! [`symbol::symbolicate`], [`profile::SavedProfile::from_recording`].
 
-pub mod addr;
-pub mod arch;
-pub mod binary;
+pub use unwind::{addr, arch, binary, images, walk};
+use unwind::leb128;
+
 pub mod clock;
 pub mod diff;
 pub mod disassembly;
@@ -51,9 +51,7 @@ pub mod escape;
 pub mod flamegraph;
 pub mod gate;
 pub mod heap;
-pub mod images;
 pub mod interruption;
-mod leb128;
 pub mod live;
 pub mod module_offset;
 pub mod profile;
@@ -64,7 +62,6 @@ pub mod server;
 pub mod sources;
 pub mod symbol;
 pub mod trie;
-pub mod walk;
 
 pub mod cli;
 

@@ -1,7 +1,7 @@
 //! The architecture as a test: which module may name which, where `unsafe`, printing and
 //! `cfg(target_os)` may stand, and how long a file may be.
 //!
-//! Input: the sources under src/, tests/ and benches/ as text. Every rule is a function
+//! Input: the sources under src/, crates/, tests/ and benches/ as text. Every rule is a function
 //! from a path and a text to complaints, so that each one is also tried on a text that
 //! breaks it. Not a Rust parser: tokens, braces and `mod` are all it knows.
 #![allow(clippy::unwrap_used)]
@@ -129,14 +129,14 @@ const SHIM: &str = "src/heap_shim/";
 const FOR_TESTS: [&str; 2] = ["cpu_time", "skip"];
 
 /// Where files are mapped into memory.
-const MAPS_FILES: &str = "src/binary/map.rs";
+const MAPS_FILES: &str = "crates/unwind/src/binary/map.rs";
 
 /// Files that may ask which system they are for, beside src/sources.
 const SYSTEM_FILES: [&str; 1] = ["src/cli/system.rs"];
 
 #[test]
 fn modules_name_only_those_below_them() {
-    check_all(&["src"], edges_not_allowed);
+    check_all(&["src", "crates"], edges_not_allowed);
 }
 
 #[test]
@@ -151,22 +151,22 @@ fn no_modules_stand_in_a_circle() {
 
 #[test]
 fn unsafe_stands_in_sources_and_says_why_it_is_sound() {
-    check_all(&["src"], unsafe_without_reason);
+    check_all(&["src", "crates"], unsafe_without_reason);
 }
 
 #[test]
 fn only_sources_know_the_system() {
-    check_all(&["src"], system_outside_sources);
+    check_all(&["src", "crates"], system_outside_sources);
 }
 
 #[test]
 fn only_the_command_line_prints_and_exits() {
-    check_all(&["src"], printing_outside_cli);
+    check_all(&["src", "crates"], printing_outside_cli);
 }
 
 #[test]
 fn files_are_short_and_say_what_they_are_for() {
-    check_all(&["src", "tests", "benches"], too_long_or_without_purpose);
+    check_all(&["src", "crates", "tests", "benches"], too_long_or_without_purpose);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn documents_name_files_that_exist() {
 
 /// Files and test programs that a document names and that are not there.
 fn not_there(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
-    const ROOTS: [&str; 4] = ["src/", "tests/", "scripts/", "benches/"];
+    const ROOTS: [&str; 5] = ["src/", "crates/", "tests/", "scripts/", "benches/"];
     let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut complaints = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
@@ -358,7 +358,8 @@ fn too_long_or_without_purpose(path: &str, text: &str) -> Vec<String> {
 
 /// Unit tests in a file of their own, or in a folder of such.
 fn is_test_file(path: &str) -> bool {
-    path.starts_with("src/") && (path.ends_with("tests.rs") || path.contains("/tests/"))
+    (path.starts_with("src/") || path.starts_with("crates/"))
+        && (path.ends_with("tests.rs") || path.contains("/tests/"))
 }
 
 // ---- reading Rust, as far as the rules need it
@@ -460,9 +461,10 @@ fn quoted_len(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// The modules that a file stands for: `src/sources/sim/mod.rs` is `sources`, `sim`.
+/// The modules that a file stands for: `src/sources/sim/mod.rs` is `sources`, `sim`. The program names those of its
+/// library by the same paths.
 fn module_path(path: &str) -> Vec<&str> {
-    let path = path.trim_start_matches("src/").trim_end_matches(".rs");
+    let path = path.trim_start_matches("crates/unwind/").trim_start_matches("src/").trim_end_matches(".rs");
     path.split('/').filter(|name| !matches!(*name, "mod" | "lib" | "main")).collect()
 }
 

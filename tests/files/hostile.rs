@@ -3,9 +3,9 @@
 //! ELF, Mach-O and PE files are mutated from seeds (`support/seeds.rs`).
 #![cfg(target_os = "linux")]
 
-#[path = "../../src/binary/macho/build.rs"]
+#[path = "../../crates/unwind/src/binary/macho/build.rs"]
 mod build;
-#[path = "../../src/binary/pe/build.rs"]
+#[path = "../../crates/unwind/src/binary/pe/build.rs"]
 mod build_pe;
 
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Code of PE files in a Linux program, as under Wine: named by exports, walked by `.pdata`, both mapped from
 //! the file and read into anonymous memory.
 
-#[path = "../../src/binary/pe/build.rs"]
+#[path = "../../crates/unwind/src/binary/pe/build.rs"]
 mod build;
 
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
 //! Files made to cost far more than their size: many parts that all refer to one long one.
 //!
-//! Each is put together byte by byte (`src/binary/elf/build.rs`). What is asserted is memory and
+//! Each is put together byte by byte (`crates/unwind/src/binary/elf/build.rs`). What is asserted is memory and
 //! time, generously: without its limit each of them takes minutes or gigabytes.
 
-#[path = "../../src/binary/elf/build.rs"]
+#[path = "../../crates/unwind/src/binary/elf/build.rs"]
 mod build;
 
 use build::{DYNSYM, FIRST, PROGBITS, RELA, STRTAB, Section, TEXT, X86_64, file, section};

@@ -11,8 +11,8 @@
 //!
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 
-#[cfg(test)]
-pub(crate) mod build;
+#[cfg(any(test, feature = "testing"))]
+pub mod build;
 #[cfg(test)]
 mod tests;
 pub mod unwind;
@@ -60,9 +60,10 @@ pub(crate) const MAGIC: [u8; 4] = [0xcf, 0xfa, 0xed, 0xfe];
 /// `MH_MAGIC`, of 32-bit files.
 const MAGIC_32: [u8; 4] = [0xce, 0xfa, 0xed, 0xfe];
 
-/// Size of an `nlist_64` entry, and of an `nlist` entry of 32 bits.
+/// Size of an `nlist_64` entry.
 const NLIST_BYTES: u64 = 16;
-pub(crate) const NLIST_32_BYTES: u64 = 12;
+/// Size of an `nlist` entry of 32 bits.
+pub const NLIST_32_BYTES: u64 = 12;
 
 /// A segment: a part of the file and its link-time addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -427,7 +428,7 @@ pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
 }
 
 /// Whether a file has the magic number of fat files.
-pub(crate) fn is_fat(bytes: &[u8]) -> bool {
+pub fn is_fat(bytes: &[u8]) -> bool {
     match bytes {
         [0xca, 0xfe, 0xba, 0xbe | 0xbf, count @ ..] => {
             count.first_chunk().is_some_and(|count| u32::from_be_bytes(*count) <= IMAGES_MAX)

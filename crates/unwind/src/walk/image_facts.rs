@@ -92,7 +92,7 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
     }
 
     /// Number of cached facts.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn len(&self) -> usize {
         self.0.borrow().facts.len()
     }

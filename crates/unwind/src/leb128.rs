@@ -37,7 +37,7 @@ impl Leb128 {
 
 /// Takes an unsigned number of at most 10 bytes from the front of `bytes`; `None` if it is longer, truncated, or
 /// does not fit 64 bits.
-pub(crate) fn take_unsigned(bytes: &mut &[u8]) -> Option<u64> {
+pub fn take_unsigned(bytes: &mut &[u8]) -> Option<u64> {
     let mut rest = bytes.iter();
     let number = Leb128::read(&mut rest.by_ref().copied(), 10).filter(|number| !number.overflows)?;
     *bytes = rest.as_slice();
@@ -46,7 +46,7 @@ pub(crate) fn take_unsigned(bytes: &mut &[u8]) -> Option<u64> {
 
 /// Appends an unsigned number.
 #[inline]
-pub(crate) fn put_unsigned(mut number: u64, into: &mut Vec<u8>) {
+pub fn put_unsigned(mut number: u64, into: &mut Vec<u8>) {
     while number >= 0x80 {
         into.push(number as u8 | 0x80);
         number >>= 7;

@@ -21,7 +21,7 @@ use super::OpenError;
 
 /// A whole file, mapped for reading.
 #[derive(Debug)]
-pub(crate) struct Map {
+pub struct Map {
     /// Declared before the bytes, so that the range is removed before its addresses are unmapped.
     #[cfg(unix)]
     known: ranges::KnownRange,
@@ -32,7 +32,7 @@ pub(crate) struct Map {
 
 impl Map {
     /// Maps a file, and keeps it open for [`Map::unchanged`] unless descriptors are scarce.
-    pub(crate) fn new(file: File) -> io::Result<Map> {
+    pub fn new(file: File) -> io::Result<Map> {
         #[cfg(unix)]
         if !descriptors_suffice(&file) {
             return Map::briefly(&file);
@@ -48,7 +48,7 @@ impl Map {
     }
 
     /// Maps a file without keeping it open, for many at once: [`Map::unchanged`] then only detects lost pages.
-    pub(crate) fn briefly(file: &File) -> io::Result<Map> {
+    pub fn briefly(file: &File) -> io::Result<Map> {
         // SAFETY: the map is private and read-only, and only read as plain bytes through bounds-checked parsers
         // that accept any bytes. Others may change these bytes: data read meanwhile is refused (`unchanged`), and
         // a lost page is replaced (`on_bus_error`).
@@ -124,7 +124,7 @@ static KEPT_BELOW: AtomicU64 = AtomicU64::new(128);
 /// Keeps files with descriptors below this one open from now on: the others are for short-lived files.
 #[cfg(unix)]
 #[allow(dead_code, reason = "only where the limit is raised")]
-pub(crate) fn keep_open_below(number: u64) {
+pub fn keep_open_below(number: u64) {
     KEPT_BELOW.store(number, Relaxed);
 }
 
@@ -136,7 +136,7 @@ fn descriptors_suffice(file: &File) -> bool {
 
 /// Releases the resident pages of all maps: they are read again on use, mostly from the page cache. Otherwise a
 /// profiler of many programs would keep everything that it once read.
-pub(crate) fn release_pages() {
+pub fn release_pages() {
     #[cfg(unix)]
     ranges::visit(|range| {
         let start = std::ptr::without_provenance_mut(range.start);

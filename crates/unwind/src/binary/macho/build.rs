@@ -300,7 +300,7 @@ pub fn fat(images: &[(u32, u32, Vec<u8>)], wide: bool) -> Vec<u8> {
 /// An i386 program with the functions `start` and `main`, of 8 bytes each from 0x2000, in ld64's layout: `__TEXT`
 /// with one section, the symbol table, function starts, and the first thread's registers. Source:
 /// `<mach-o/loader.h>`.
-pub(crate) fn i386() -> Vec<u8> {
+pub fn i386() -> Vec<u8> {
     const COMMANDS: u32 = 56 + 68 + 24 + 16 + 80;
     let words = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
     let name = |name: &str| {

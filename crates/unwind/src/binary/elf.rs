@@ -8,8 +8,8 @@
 //!
 //! Format: System V ABI (gABI), chapters "ELF Header", "Program Header", "Note Section".
 
-#[cfg(test)]
-pub(crate) mod build;
+#[cfg(any(test, feature = "testing"))]
+pub mod build;
 pub mod functions;
 pub mod relocated_object;
 
@@ -37,7 +37,7 @@ const NOTES_MAX: usize = 1024;
 
 /// Limit on bytes read of a section's name. The names searched for are far shorter; those of `-ffunction-sections`
 /// are longer, and truncated.
-pub(crate) const SECTION_NAME_BYTES_MAX: usize = 64;
+pub const SECTION_NAME_BYTES_MAX: usize = 64;
 
 /// The largest page size of the supported architectures (aarch64 with 64 KiB pages): segments are mapped in whole
 /// pages, so up to this much around one belongs to it.
@@ -173,13 +173,15 @@ pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
 
 /// The classes of ELF files.
 #[derive(Clone, Copy)]
-pub(crate) enum Class {
+pub enum Class {
+    /// ELFCLASS32.
     Elf32,
+    /// ELFCLASS64.
     Elf64,
 }
 
 /// The class of an ELF file by `e_ident` (gABI, "ELF Identification").
-pub(crate) fn class(bytes: &[u8]) -> Result<Class, FormatError> {
+pub fn class(bytes: &[u8]) -> Result<Class, FormatError> {
     match bytes {
         [0x7f, b'E', b'L', b'F', 1, 1, ..] => Ok(Class::Elf32),
         [0x7f, b'E', b'L', b'F', 2, 1, ..] => Ok(Class::Elf64),
@@ -190,7 +192,7 @@ pub(crate) fn class(bytes: &[u8]) -> Result<Class, FormatError> {
 }
 
 /// The bytes of section names (`e_shstrndx`); empty if there are none.
-pub(crate) fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
+pub fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
     header: &H,
     bytes: &'a [u8],
     sections: &[H::SectionHeader],
@@ -200,7 +202,7 @@ pub(crate) fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
 }
 
 /// The stated addresses of the sections with instructions.
-pub(crate) struct CodeSections {
+pub struct CodeSections {
     /// By section.
     pub(crate) ranges: Vec<Option<Range<u64>>>,
     /// By first address.
@@ -208,7 +210,8 @@ pub(crate) struct CodeSections {
 }
 
 impl CodeSections {
-    pub(crate) fn new<H: FileHeader<Endian = LittleEndian>>(sections: &[H::SectionHeader]) -> CodeSections {
+    /// The executable ones of these sections.
+    pub fn new<H: FileHeader<Endian = LittleEndian>>(sections: &[H::SectionHeader]) -> CodeSections {
         let range = |section: &H::SectionHeader| {
             let start: u64 = section.sh_addr(LittleEndian).into();
             let end = start.checked_add(section.sh_size(LittleEndian).into())?;
@@ -223,7 +226,7 @@ impl CodeSections {
     /// The section of a symbol with this value. That of a function is found by its address if its number is wrong:
     /// patchelf sorts the sections and leaves `.symtab` with the numbers of before. The value of a label is no
     /// evidence (`_etext` is the end of its section).
-    pub(crate) fn of_symbol(&self, number: usize, value: u64, is_function: bool) -> Option<&Range<u64>> {
+    pub fn of_symbol(&self, number: usize, value: u64, is_function: bool) -> Option<&Range<u64>> {
         let contains = |range: &&Range<u64>| range.contains(&value);
         let numbered = self.ranges.get(number).and_then(Option::as_ref).filter(contains);
         numbered.or_else(|| {
@@ -237,7 +240,7 @@ impl CodeSections {
 ///
 /// # Errors
 /// It is invalid, or has more than [`SYMBOLS_MAX`] symbols.
-pub(crate) fn symbols<'d, H: FileHeader<Endian = LittleEndian>>(
+pub fn symbols<'d, H: FileHeader<Endian = LittleEndian>>(
     sections: &SectionTable<'d, H>,
     data: &'d [u8],
     kind: elf::SectionType,

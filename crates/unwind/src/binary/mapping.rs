@@ -92,7 +92,7 @@ impl ImageBytes {
     }
 
     /// A memory-mapped file.
-    pub(crate) fn mapped(file: Map) -> ImageBytes {
+    pub fn mapped(file: Map) -> ImageBytes {
         let file = Arc::new(file);
         ImageBytes { bytes: Arc::clone(&file) as _, first_offset: 0, linkedit: None, file: Some(file) }
     }

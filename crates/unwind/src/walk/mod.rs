@@ -54,8 +54,9 @@ pub struct FileFacts {
 
 impl FileFacts {
     /// Number of cached rules of x86_64.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
+    #[cfg(any(test, feature = "testing"))]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
         self.x86_64.len()
     }
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use ruzstd::decoding::errors::FrameDecoderError;
 
-use crate::error::io_text;
 
 /// The reason why the bytes of a file or image are unavailable. Cheap to clone: an image keeps it for the whole
 /// recording.
@@ -238,6 +237,18 @@ impl Error for UnpackError {
             UnpackError::Stream(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+/// The text of an I/O error without Rust's "(os error N)" tail.
+#[must_use]
+pub fn io_text(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    match chars.next() {
+        Some(first) => first.to_lowercase().chain(chars).collect(),
+        None => error.kind().to_string(),
     }
 }
 

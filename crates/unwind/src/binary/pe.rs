@@ -8,8 +8,8 @@
 
 pub mod unwind;
 
-#[cfg(test)]
-pub(crate) mod build;
+#[cfg(any(test, feature = "testing"))]
+pub mod build;
 #[cfg(test)]
 mod tests;
 
@@ -191,7 +191,7 @@ pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
 }
 
 /// The export table, of PE32 or PE32+.
-pub(crate) fn exports(bytes: &[u8]) -> Option<object::read::pe::ExportTable<'_>> {
+pub fn exports(bytes: &[u8]) -> Option<object::read::pe::ExportTable<'_>> {
     fn of<H: ImageNtHeaders>(bytes: &[u8]) -> Option<object::read::pe::ExportTable<'_>> {
         let (headers, directories, offset) = headers::<H>(bytes).ok()?;
         let sections = headers.sections(bytes, offset).ok()?;
@@ -218,7 +218,7 @@ fn relocations<H: ImageNtHeaders>(bytes: &[u8]) -> Option<Vec<u32>> {
 }
 
 /// The headers, and the offset of the section headers.
-pub(crate) fn headers<H: ImageNtHeaders>(
+pub fn headers<H: ImageNtHeaders>(
     bytes: &[u8],
 ) -> object::read::Result<(&H, DataDirectories<'_>, u64)> {
     let mut offset = ImageDosHeader::parse(bytes)?.nt_headers_offset().into();

@@ -11,7 +11,7 @@ use super::map::Map;
 use super::{ImageBytes, OpenError};
 
 /// Limit on the size of a JIT compiler's map, in bytes; a long run of node has some megabytes.
-pub(crate) const JIT_MAP_BYTES_MAX: u64 = 256 << 20;
+pub const JIT_MAP_BYTES_MAX: u64 = 256 << 20;
 
 /// Limit on names read from a directory.
 pub(crate) const LISTED_MAX: usize = 65_536;
@@ -125,7 +125,7 @@ impl Files for NoFiles {
 }
 
 /// The names in a directory.
-pub(crate) fn list(directory: &Path) -> Vec<String> {
+pub fn list(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let names = entries.flatten().take(LISTED_MAX).filter_map(|entry| entry.file_name().into_string().ok());
     let mut names: Vec<String> = names.collect();
@@ -137,7 +137,7 @@ pub(crate) fn list(directory: &Path) -> Vec<String> {
 ///
 /// # Errors
 /// It cannot be opened or mapped, or is not regular.
-pub(crate) fn map_regular(path: &Path) -> Result<ImageBytes, OpenError> {
+pub fn map_regular(path: &Path) -> Result<ImageBytes, OpenError> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]

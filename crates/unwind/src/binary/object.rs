@@ -149,7 +149,7 @@ impl Object {
 }
 
 /// A part of a file's bytes, as the bytes of a separate image. Clipped to the file.
-pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
+pub fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
     let length = bytes.bytes().len();
     let clip = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
     let end = clip(range.end);
@@ -158,7 +158,7 @@ pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
 
 /// The NUL-terminated name at an offset, truncated at `max` bytes; empty if there is none. Searching further for
 /// the NUL would be unbounded work: many names may begin in one long one.
-pub(crate) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
+pub fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
     let rest = strings.get(offset as usize..).unwrap_or_default();
     let rest = &rest[..rest.len().min(max)];
     // The standard library searches by words, which is faster than by bytes.

@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     callees: SharedCallees,
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl Shared {
     /// Number of rules.
     pub(crate) fn len(&self) -> usize {
