@@ -30,14 +30,16 @@ trap 'rm -rf "$work"' EXIT
 
 step "the crate: packed, then built outside of the repository"
 # It is built below, where the dependencies that are built already are used again.
-cargo package --locked --no-verify --allow-dirty
-crate=$(cargo metadata --no-deps --offline --format-version 1 |
-    python3 -c 'import json, sys; p = json.load(sys.stdin)["packages"][0]; print(p["name"] + "-" + p["version"])')
-tar -xzf "$target/package/$crate.crate" -C "$work"
+cargo package --workspace --locked --no-verify --allow-dirty
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+for crate in "$target"/package/*-"$version".crate; do
+    tar -xzf "$crate" -C "$work"
+done
 (
-    cd "$work/$crate"
+    cd "$work/stackprof-$version"
     export CARGO_TARGET_DIR="$target"
-    cargo build --locked
+    # Its lock file names the library as crates.io would have it.
+    cargo build --config "patch.crates-io.stackprof-unwind.path='$work/stackprof-unwind-$version'"
 )
 
 step "the oldest compiler"

@@ -21,7 +21,7 @@ expected_at_the_root() {
         .cargo | .ci | .config | .github | .gitignore | .rustfmt.toml) ;;
         ARCHITECTURE.md | CHANGELOG.md | CONTRIBUTING.md | README.md | SECURITY.md | LICENSE-*) ;;
         Cargo.lock | Cargo.toml | book.toml | build.rs | deny.toml | rust-toolchain.toml) ;;
-        benches | docs | packaging | profiles | scripts | src | tests) ;;
+        benches | crates | docs | packaging | profiles | scripts | src | tests) ;;
         *)
             echo "ci.sh: \`$name\` at the root of the repository is not expected; remove it, or name it in ci.sh" >&2
             unexpected=1

@@ -40,8 +40,8 @@
 //! `cli/record.rs` has the order of a recording: [`sources`], [`sampler::record`], a [`recording::Recording`], names by
 //! [`symbol::symbolicate`], [`profile::SavedProfile::from_recording`].
 
-pub use unwind::{addr, arch, binary, images, walk};
 use unwind::leb128;
+pub use unwind::{addr, arch, binary, images, walk};
 
 pub mod clock;
 pub mod diff;

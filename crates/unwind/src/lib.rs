@@ -1,7 +1,4 @@
-//! Walks the stacks of stopped threads: registers, copied stack bytes and unwind tables in; frames, how each was
-//! found, and why the walk ended, out.
-//!
-//! Knows no operating system: bytes come from whoever has them.
+#![doc = include_str!("../README.md")]
 //!
 //! ```text
 //! addr     addresses, with a type for each address space

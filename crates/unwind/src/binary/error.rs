@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use ruzstd::decoding::errors::FrameDecoderError;
 
-
 /// The reason why the bytes of a file or image are unavailable. Cheap to clone: an image keeps it for the whole
 /// recording.
 #[derive(Clone, Debug)]

@@ -218,9 +218,7 @@ fn relocations<H: ImageNtHeaders>(bytes: &[u8]) -> Option<Vec<u32>> {
 }
 
 /// The headers, and the offset of the section headers.
-pub fn headers<H: ImageNtHeaders>(
-    bytes: &[u8],
-) -> object::read::Result<(&H, DataDirectories<'_>, u64)> {
+pub fn headers<H: ImageNtHeaders>(bytes: &[u8]) -> object::read::Result<(&H, DataDirectories<'_>, u64)> {
     let mut offset = ImageDosHeader::parse(bytes)?.nt_headers_offset().into();
     let (headers, directories) = H::parse(bytes, &mut offset)?;
     Ok((headers, directories, offset))
