@@ -1,3 +1,5 @@
+//! Walks the stacks of stopped threads.
+//!
 #![doc = include_str!("../README.md")]
 //!
 //! ```text

@@ -3,7 +3,7 @@
 //!
 //! A mapped file can be rewritten in place: by `cp` onto a program that has just ended, or by a target that
 //! truncates its own library. If it has become shorter, reading raises SIGBUS, which `on_bus_error` handles; if
-//! not, the bytes belong to another file, which [`Map::unchanged`] detects. For reasons and costs see
+//! not, the bytes belong to another file, which `unchanged` detects. For reasons and costs see
 //! docs/decisions/rewritten-files.md.
 #![allow(unsafe_code)]
 
@@ -31,7 +31,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// Maps a file, and keeps it open for [`Map::unchanged`] unless descriptors are scarce.
+    /// Maps a file, and keeps it open for `unchanged` unless descriptors are scarce.
     pub fn new(file: File) -> io::Result<Map> {
         #[cfg(unix)]
         if !descriptors_suffice(&file) {
@@ -47,7 +47,7 @@ impl Map {
         })
     }
 
-    /// Maps a file without keeping it open, for many at once: [`Map::unchanged`] then only detects lost pages.
+    /// Maps a file without keeping it open, for many at once: `unchanged` then only detects lost pages.
     pub fn briefly(file: &File) -> io::Result<Map> {
         // SAFETY: the map is private and read-only, and only read as plain bytes through bounds-checked parsers
         // that accept any bytes. Others may change these bytes: data read meanwhile is refused (`unchanged`), and
