@@ -56,7 +56,7 @@ impl ImageRefresh {
     }
 
     /// The libraries that a process has loaded and unloaded now, if its memory is read cheaply.
-    pub(super) fn library_counts(&self, process: &mut dyn Observed) -> Option<LibraryCounts> {
+    pub(super) fn loader_counts(&self, process: &mut dyn Observed) -> Option<LibraryCounts> {
         let loader = self.loader.filter(|_| process.reads_memory_cheaply())?;
         loader.counts(&mut |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0))
     }
@@ -125,7 +125,7 @@ impl ImageRefresh {
     ) -> bool {
         let before_ns = now_ns();
         let mut changed = false;
-        let first = self.library_counts(process);
+        let first = self.loader_counts(process);
         let mut listed = process.mappings(&mut self.mappings);
         for _ in 1..LIST_TRIES {
             // A list read while mappings change is mostly consistent a moment later. Without images there are no
@@ -141,7 +141,7 @@ impl ImageRefresh {
                 self.loads.update(&self.mappings);
             }
             jit.update(number, &self.mappings, images);
-            let last = self.library_counts(process);
+            let last = self.loader_counts(process);
             self.libraries = first.zip(last).map(|(first, last)| [first, last]);
             if self.loader.is_none() && process.reads_memory_cheaply() {
                 let before_ns = now_ns();

@@ -560,12 +560,12 @@ impl<'a> Recorder<'a> {
 
 impl Recorder<'_> {
     /// The libraries that a process has loaded and unloaded now, where that is known.
-    pub(crate) fn library_counts(
+    pub(crate) fn loader_counts(
         &self,
         of: ProcessIndex,
         process: &mut dyn Observed,
     ) -> Option<LibraryCounts> {
-        self.processes.refresh(of)?.library_counts(process)
+        self.processes.refresh(of)?.loader_counts(process)
     }
 
     /// Whether the images of a sample's process are known as they were when it was taken.

@@ -600,7 +600,7 @@ impl StopDriver<'_> {
         let Some(state) = self.threads.get_mut(&id) else { return };
         let of = self.processes.index(state.process);
         let process = observed(self.target, state.process);
-        let counts = of.zip(process).and_then(|(of, process)| self.recorder.library_counts(of, process));
+        let counts = of.zip(process).and_then(|(of, process)| self.recorder.loader_counts(of, process));
         state.libraries = match (after, state.libraries, counts) {
             (0, _, Some(counts)) => Some([counts; 2]),
             (_, Some([before, _]), Some(counts)) => Some([before, counts]),

@@ -296,7 +296,7 @@ impl Tables {
         }
         let with_code = functions.iter().filter(|hot| hot.offset > 0).take(FUNCTIONS_MAX);
         for hot in with_code {
-            let Some((path, build_id)) = self.library_of(hot.function) else { continue };
+            let Some((path, build_id)) = self.file_of(hot.function) else { continue };
             let instructions = reader.instructions(&path, &build_id, hot.offset);
             if self.code.instructions.len() + instructions.len() > INSTRUCTIONS_MAX {
                 break;

@@ -147,7 +147,7 @@ impl Tables {
     }
 
     /// Path and build id of the library of a function.
-    pub(super) fn library_of(&self, function: u32) -> Option<(String, String)> {
+    pub(super) fn file_of(&self, function: u32) -> Option<(String, String)> {
         let index = self.functions.get(function as usize)?.library.checked_sub(1)?;
         let (_, path, build_id) = self.libraries.get(index as usize)?;
         Some((self.texts.get(*path).to_owned(), self.texts.get(*build_id).to_owned()))
