@@ -20,21 +20,17 @@ use super::flags::{DemoFlags, RecordFlags, ScopeFlags};
 use super::outputs::Format;
 use crate::error::{Error, Result};
 
-pub use self::heap::Heap;
-pub use self::record::ProcessArguments;
-use self::record::several;
-pub use self::record::{FindProcess, Source, Stub};
-pub use self::values::GraphOptions;
-pub use self::values::{Destination, Output};
 use completions::Completions;
 use dump::DumpCommand;
 pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, Listing};
+pub use heap::Heap;
+use record::several;
 pub use record::{
-    DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, OutputOptions,
-    RecordOptions, SamplingOptions,
+    DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, FindProcess, HZ_DEFAULT, HZ_MAX, LaunchOptions, OutputOptions,
+    ProcessArguments, RecordOptions, SamplingOptions, Source, Stub,
 };
+pub use values::{Destination, GraphOptions, Output, SymbolOptions, Verbosity};
 use values::{ParsedFlags, parse_flags, usage};
-pub use values::{SymbolOptions, Verbosity};
 
 /// Reserved names of commands that are not implemented.
 const RESERVED: [&str; 2] = ["annotate", "top"];

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use super::args::compare::Diff;
-use super::args::compare::ReportFormat;
+use super::args::compare::{Diff, ReportFormat};
 use super::args::{Destination, Verbosity};
 use super::file::OutputFiles;
 use super::outputs::write_to;

@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::args::Destination;
-use super::args::Verbosity;
-use super::args::compare::Gate;
-use super::args::compare::ReportFormat;
+use super::args::compare::{Gate, ReportFormat};
+use super::args::{Destination, Verbosity};
 use super::outputs::write_to;
 use super::text::plural;
 use super::{messages, saved_files, system};

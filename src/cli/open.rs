@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::args::Verbosity;
-use super::args::open::Open;
-use super::args::open::{Viewer, ViewerOptions, origin};
+use super::args::open::{Open, Viewer, ViewerOptions, origin};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};

@@ -9,8 +9,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::layout::{Compared, Frame};
-use super::layout::{FrameBox, Picture};
+use super::layout::{Compared, Frame, FrameBox, Picture};
 use crate::escape::escape_line;
 
 /// Inferno's width of the picture without margins, and of a character.

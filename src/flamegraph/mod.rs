@@ -23,8 +23,7 @@ use crate::escape::escape_line;
 use labels::{Labels, NOTHING};
 use layout::{FrameBox, Picture};
 
-pub use self::layout::{Compared, Frame};
-pub use layout::{FRAMES_DRAWN_MAX, LEVELS_DRAWN_MAX};
+pub use layout::{Compared, FRAMES_DRAWN_MAX, Frame, LEVELS_DRAWN_MAX};
 pub use palette::Colors;
 
 /// Appearance of the graph.

@@ -10,13 +10,10 @@
 
 use std::collections::BTreeMap;
 
-use super::interval::Gain;
-use super::interval::Noise;
-use super::interval::change;
+use super::interval::{Gain, Noise, change};
 use super::judge;
 use super::measurements::{FunctionSamples, Measurements};
-use super::permutations::Permutations;
-use super::permutations::{Values, mean, variance};
+use super::permutations::{Permutations, Values, mean, variance};
 use super::verdict::{Options, Report, Strength};
 
 /// Fraction of gates that a growth must fail to count as detectable.

@@ -22,9 +22,8 @@ pub mod permutations;
 pub mod report;
 pub mod verdict;
 
-pub use self::measurements::Incomparable;
 pub use judge::judge;
-pub use measurements::{Measurements, check_side};
+pub use measurements::{Incomparable, Measurements, check_side};
 pub use verdict::{Options, Report, Verdict};
 
 use crate::diff::stacks::Stacks;

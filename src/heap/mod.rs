@@ -13,8 +13,7 @@ mod estimate;
 mod history;
 mod model;
 
-pub use self::estimate::SamplingRate;
-pub use estimate::Estimate;
+pub use estimate::{Estimate, SamplingRate};
 pub use history::{LiveChange, LiveHistory};
 pub use model::{CHURN_NS, Counters, HeapModel, HeapValues, Moment, NodeValues};
 

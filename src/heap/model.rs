@@ -10,8 +10,7 @@ use std::ops::RangeInclusive;
 use hashbrown::HashMap;
 
 use super::ValueKind;
-use super::estimate::{Estimate, Sum};
-use super::estimate::{OBJECT_FRACTIONS, SamplingRate, Weight};
+use super::estimate::{Estimate, OBJECT_FRACTIONS, SamplingRate, Sum, Weight};
 use super::history::{History, LiveHistory};
 use crate::trie::NodeId;
 

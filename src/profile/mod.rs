@@ -14,23 +14,19 @@ pub mod texts;
 pub mod timeline;
 pub mod views;
 
-pub use self::from_recording::{INCOMPLETE, shown};
-pub use self::from_recording::{RING_FULL, lost_bytes};
-pub use self::saved::Full;
-pub use self::saved::StackFrame;
-pub use self::saved::{LabelValue, LabelsId};
-pub use self::saved::{StackValues, ValueType};
-pub use self::views::leaks::Caller;
 pub use about::{About, MetadataMismatch, SAMPLES};
 pub use builder::{MergeError, SavedBuilder};
-pub use from_recording::Circumstances;
-pub use saved::{Frame, Function, Line, Mapping, SavedProfile, StackRoot, UNKNOWN};
+pub use from_recording::{Circumstances, INCOMPLETE, RING_FULL, lost_bytes, shown};
+pub use saved::{
+    Frame, Full, Function, LabelValue, LabelsId, Line, Mapping, SavedProfile, StackFrame, StackRoot,
+    StackValues, UNKNOWN, ValueType,
+};
 pub use texts::{TextId, Texts};
 pub use timeline::{Loss, ThreadTimeline, TimedSample, Timeline};
 pub use views::by_name::{ByName, FIBER, NameNode};
 pub use views::call_tree::{CallTree, Direction};
 pub use views::functions::{FunctionRow, FunctionTable};
-pub use views::leaks::Leak;
+pub use views::leaks::{Caller, Leak};
 
 /// Most functions per stack in a file, inlined ones included, for every format, so that a profile
 /// read from one format can be read back from each. A recording has up to 65,536 frames, which can

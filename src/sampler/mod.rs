@@ -29,8 +29,8 @@ use crate::sources::{Fault, Target};
 use crate::walk::UnwindMethod;
 use stops::StopDriver;
 
-pub use self::captures::Sample;
-pub use self::processes::{FIRST, ProcessIndex};
+pub use captures::Sample;
+pub use processes::{FIRST, ProcessIndex};
 pub use recorder::Recorder;
 pub use stops::snapshot::{Snapshot, ThreadStack, snapshot};
 

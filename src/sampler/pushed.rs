@@ -10,11 +10,9 @@ use std::sync::atomic::Ordering;
 use hashbrown::HashMap;
 
 use super::Options;
-use super::captures::Sample;
-use super::captures::{DueSamples, Rewalk};
+use super::captures::{DueSamples, Rewalk, Sample};
 use super::processes::{FIRST, ProcessIndex};
-use super::recorder::unknown_status;
-use super::recorder::{Recorder, SampleOutcome, UNKNOWN_THREAD};
+use super::recorder::{Recorder, SampleOutcome, UNKNOWN_THREAD, unknown_status};
 use super::waits::OpenWaits;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};

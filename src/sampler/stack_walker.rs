@@ -5,8 +5,7 @@
 
 use super::Options;
 use super::budget::JitBudget;
-use super::prefetch::CapturedOuter;
-use super::prefetch::{LaterStack, Word, cover_stacks, inner_part};
+use super::prefetch::{CapturedOuter, LaterStack, Word, cover_stacks, inner_part};
 use super::processes::{ProcessCode, Processes};
 use super::recorder::ThreadAccount;
 use super::stack_size::{lacks_red_zone, with_red_zone};

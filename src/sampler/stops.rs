@@ -7,7 +7,6 @@ pub(super) mod snapshot;
 
 use hashbrown::HashMap;
 
-use self::lifecycle::{BY_NO_KNOWN_THREAD, TOO_MANY, TargetProcesses, observed};
 use super::Options;
 use super::budget::Budget;
 use super::captures::{Captures, DueSamples, Sample};
@@ -26,6 +25,7 @@ use crate::sources::{
 };
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
+use lifecycle::{BY_NO_KNOWN_THREAD, TOO_MANY, TargetProcesses, observed};
 
 /// Consecutive events handled before the clock is read again.
 const EVENTS_AT_ONCE: u32 = 256;

@@ -38,8 +38,7 @@ use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
-pub use self::capture::{PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX, PrefetchedWords};
-pub use capture::{Capture, OtherStack};
+pub use capture::{Capture, OtherStack, PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX, PrefetchedWords};
 pub use target_file::LocalFiles;
 
 /// Demangles a Swift name (`$s4main3fooyyF`) with this system's Swift runtime; `None` if it is not one, or

@@ -6,9 +6,8 @@
 //! them must open the same file: a path that leads to another file in between is refused.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Mutex, PoisonError};
 
 use super::output::Caller;
 use super::target_file::LocalReader;

@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::dwarf::{Chain, Debug, DwarfParts, Job, LineInfo, Sections, SplitFiles, Texts, TextsShared};
 use super::locate::{DebugFiles, locate};
-use super::table::macho;
-use super::table::{Symbol, SymbolTable};
+use super::table::{Symbol, SymbolTable, macho};
 use super::{Options, Why, debug_map, jit, plt};
 use crate::addr::Svma;
 use crate::binary::{Files, ImageBytes, OpenError};

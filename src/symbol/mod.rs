@@ -26,20 +26,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
-use self::demangle::Demangler;
-use self::jit::JitRuntimes;
 use crate::addr::{Avma, Svma};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles};
 use crate::images::{Image, Images};
 use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
 use crate::trie::FrameId;
+use demangle::Demangler;
 use dwarf::TextsShared;
+use jit::JitRuntimes;
 
-pub use self::error::{Style, TEXT_BYTES_MAX, Why};
 pub use batch::ImageNames;
 pub use dwarf::LineInfo;
-pub use error::{DebugFileError, SectionError};
+pub use error::{DebugFileError, SectionError, Style, TEXT_BYTES_MAX, Why};
 
 /// Addresses of one image that lack a name for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]

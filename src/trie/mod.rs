@@ -16,8 +16,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::marker::PhantomData;
 
-use self::tables::Fingerprint;
-use tables::{FrameTable, LeafTable, NONE, NodeTable};
+use tables::{Fingerprint, FrameTable, LeafTable, NONE, NodeTable};
 
 /// A node of the trie. `NodeId(0)` is the top, the parent of every root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -8,8 +8,7 @@ use std::ffi::OsString;
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
-use super::compare::DiffFlags;
-use super::compare::GateFlags;
+use super::compare::{DiffFlags, GateFlags};
 use super::heap::HeapFlags;
 use super::open::OpenFlags;
 use super::render::RenderFlags;

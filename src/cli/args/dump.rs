@@ -3,8 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::record::depth;
-use super::record::{FindProcess, Source, source, unwind};
+use super::record::{FindProcess, Source, depth, source, unwind};
 use super::values::{ParsedFlags, SymbolOptions, Verbosity, parse_flags, usage, verbosity};
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;

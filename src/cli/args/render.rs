@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
-use super::values::GraphOptions;
-use super::values::{Destination, Output, check_distinct, outputs};
-use super::values::{ParsedFlags, Verbosity, invalid_value, parse_flags, usage, verbosity};
-use super::values::{once, time_range};
+use super::values::{
+    Destination, GraphOptions, Output, ParsedFlags, Verbosity, check_distinct, invalid_value, once, outputs,
+    parse_flags, time_range, usage, verbosity,
+};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::outputs::Format;
 use crate::error::Result;

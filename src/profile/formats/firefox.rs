@@ -19,13 +19,13 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use self::tables::CATEGORIES;
 use super::json::Extra;
 use crate::profile::about::SAMPLES;
 use crate::profile::saved::SavedProfile;
 use crate::profile::texts::TextId;
 use crate::profile::views::by_name::{ByThread, OneThread};
 use libraries::Libraries;
+use tables::CATEGORIES;
 use thread::{Code, Identity};
 
 pub(super) use read::{Meta, Thread, read};

@@ -21,12 +21,11 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;
 
-use self::tables::InuseHeader;
 use super::super::saved::SavedProfile;
 use crate::escape::{escape_line, escape_source};
 use crate::profile::saved::Full;
 use crate::trie::NodeId;
-use tables::Tables;
+use tables::{InuseHeader, Tables};
 
 pub(super) use tables::{FunctionKind, kind_of};
 

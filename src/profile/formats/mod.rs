@@ -13,4 +13,4 @@ mod protobuf;
 pub mod speedscope;
 mod tally;
 
-pub use self::tally::Malformed;
+pub use tally::Malformed;

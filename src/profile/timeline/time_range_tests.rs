@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 
 use super::super::filter::{self, Filter};
 use super::super::{About, StackRoot, TextId};
-use super::*;
-use super::{Event, EventKind, Loss, ThreadTimeline, TimedSample};
+use super::{Event, EventKind, Loss, ThreadTimeline, TimedSample, *};
 
 const PERIOD_NS: u64 = 1_000_000;
 const END_NS: u64 = 10_000_000_000;

@@ -6,10 +6,8 @@
 //! Omitted counts stay in the totals of their callers.
 
 use crate::profile::StackFrame;
-use crate::profile::from_recording::RootNames;
-use crate::profile::from_recording::shown;
-use crate::profile::saved::Full;
-use crate::profile::saved::SavedProfile;
+use crate::profile::from_recording::{RootNames, shown};
+use crate::profile::saved::{Full, SavedProfile};
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 

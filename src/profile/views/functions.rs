@@ -9,8 +9,7 @@ use std::collections::HashMap;
 use crate::escape::file_name;
 use crate::profile::StackFrame;
 use crate::profile::from_recording::shown;
-use crate::profile::saved::Full;
-use crate::profile::saved::SavedProfile;
+use crate::profile::saved::{Full, SavedProfile};
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 

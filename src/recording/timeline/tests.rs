@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::UNIT_BITS;
-use super::*;
+use super::{UNIT_BITS, *};
 use crate::trie::NodeId;
 
 const HZ: u32 = 997;

@@ -1,8 +1,7 @@
 //! Processes of a recorder share facts that walks learn about files.
 
 use super::super::recorder::unknown_status;
-use super::FIRST;
-use super::*;
+use super::{FIRST, *};
 use crate::addr::Avma;
 use crate::arch::{Arch, Registers, X86_64};
 use crate::binary::elf::build;

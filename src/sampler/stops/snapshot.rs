@@ -3,8 +3,7 @@
 
 use super::super::budget::Budget;
 use super::super::stack_size::FIRST_STACK_BYTES;
-use super::leads_as_far_as_a_stop;
-use super::{EVENTS_AT_ONCE, StopDriver};
+use super::{EVENTS_AT_ONCE, StopDriver, leads_as_far_as_a_stop};
 use crate::addr::LookupAvma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,8 +13,7 @@ use crate::sampler::Options;
 use crate::sampler::captures::Sample;
 use crate::sampler::processes::FIRST;
 use crate::sources::{Activity, Fault, SleepingThread, Target, ThreadId};
-use crate::walk::STACK_BYTES_MAX;
-use crate::walk::{Frames, Method, StackEnd, UnwindMethod};
+use crate::walk::{Frames, Method, STACK_BYTES_MAX, StackEnd, UnwindMethod};
 
 /// Growth factor of the stack size when a stack is deeper than the copied bytes, up to [`STACK_BYTES_MAX`]. A
 /// stack that continues on another one gets as many attempts.

@@ -29,13 +29,10 @@ mod transport;
 use std::path::Path;
 use std::time::Duration;
 
-pub use self::transport::ConnectionError;
 pub use heap::{AllocatorNames, GdbHeap, GdbHeapSource};
 pub use target::{GdbTarget, InitialState};
-pub use transport::{StubAddress, StubStream};
+pub use transport::{ConnectionError, StubAddress, StubStream};
 
-use self::description::Layout;
-use self::threads::System;
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::binary::elf;
@@ -43,12 +40,13 @@ use crate::clock::{Clock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::Process;
 use crate::sources::signals::Hold;
-use description::Description;
+use description::{Description, Layout};
 use images::{Exec, Images};
 use link::Link;
 use session::Stub;
 use target::Parts;
 use tasks::Tasks;
+use threads::System;
 use transport::Transport;
 
 /// Time for all requests before the target first runs: links to boards are slow.

@@ -16,11 +16,10 @@ use super::ring::{Record, Ring, RingClock};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
-use crate::sources::HeapOptions;
 use crate::sources::pushed::{
     AllocationLosses, PushedSource, SourceEvent, StackUse, TimedEvent, UnseenAllocator,
 };
-use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
+use crate::sources::{Capture, ExitStatus, Fault, HeapOptions, Observed, Process, ThreadId};
 
 /// Looking for processes without the shim takes at most one part in this many of the time.
 const SCAN_SHARE: u64 = 50;

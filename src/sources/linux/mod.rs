@@ -22,25 +22,22 @@ use std::sync::Arc;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::HeapOptions;
 use crate::sources::{
-    CallThread, Observed, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod, Target, signals,
+    CallThread, HeapOptions, Observed, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod,
+    Target, signals,
 };
 use launch::{RequestsEnd, Spawner};
 use ptrace::Tracer;
 
-pub use self::launch::{Account, account, is_root};
-pub use self::proc::processes;
-pub use self::proc::{check_process, remember_process};
-pub use self::refusal::{why_it_is_frozen, why_not_running, why_still_not_running};
 pub use heap::{ProbeOptions, why_no_allocations};
-pub use launch::Launch;
+pub use launch::{Account, Launch, account, is_root};
 #[cfg(test)]
 pub(crate) use perf::SimKernel;
 pub(super) use privileges::read_as;
 pub use privileges::{restrict, restrict_to_symbolizing, set_caller};
+pub use proc::{check_process, processes, remember_process};
 pub use ptrace::LinuxTarget;
-pub use refusal::gains_rights;
+pub use refusal::{gains_rights, why_it_is_frozen, why_not_running, why_still_not_running};
 pub use source::Source;
 
 /// Prepares this process for tracing. Must be called in the main thread before others start, since they

@@ -16,7 +16,6 @@ use std::{fs, io};
 
 use libc::pid_t;
 
-use self::causes::Facts;
 use super::launch::Launch;
 use super::{Source, cgroup, images, proc, sys};
 use crate::addr::Avma;
@@ -24,9 +23,9 @@ use crate::arch::Arch;
 use crate::error::{self, Error, ErrorKind, io_text};
 use crate::sources::target_file::{Copying, FileLocation, Patience, open_linked};
 use crate::sources::{Process, proc_file};
+use causes::Facts;
 
-pub(super) use self::causes::{Call, EventScope, SYS_PTRACE, capabilities_of};
-pub(super) use causes::Cause;
+pub(super) use causes::{Call, Cause, EventScope, SYS_PTRACE, capabilities_of};
 
 /// Why a call was refused.
 pub(super) fn cause(call: Call, errno: i32, pid: Option<pid_t>, is_launched: bool) -> Cause {

@@ -27,13 +27,12 @@ use crate::binary::macho::{CPU_ARM64, CPU_X86_64, ImageIdentity};
 use crate::binary::{Files, FormatError, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::error::{self, Error, ErrorKind};
-use crate::sources::HeapOptions;
 use crate::sources::heap::directory::Directory;
 use crate::sources::heap::recorded_process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::heap::shared_memory::image_line::{CACHE, LOADED, UNLOADED};
 use crate::sources::heap::source::HeapSource;
 use crate::sources::pushed::AllocationLosses;
-use crate::sources::{ExitStatus, Fault, Observed, Process, SampleSource, ThreadId, signals};
+use crate::sources::{ExitStatus, Fault, HeapOptions, Observed, Process, SampleSource, ThreadId, signals};
 
 /// Starts a command with the heap shim and runs `body` with its allocations.
 ///

@@ -26,7 +26,7 @@ mod threads;
 #[cfg(target_vendor = "apple")]
 pub mod xnu;
 
-pub use self::threads::MachClock;
 #[cfg(unix)]
 pub use heap::{why_no_allocations, with_heap_source};
 pub use target::MachTarget;
+pub use threads::MachClock;

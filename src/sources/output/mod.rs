@@ -15,12 +15,11 @@ mod place;
 mod step;
 mod unfinished;
 
-pub use self::place::{Goal, Refusal, Resolved, Trust, make_directories, resolve};
 pub use caller::Caller;
 #[cfg(target_os = "linux")]
 pub(crate) use caller::file_uid;
 pub use calls::{Status, duplicate as open_file};
-pub use place::OutputPlace;
+pub use place::{Goal, OutputPlace, Refusal, Resolved, Trust, make_directories, resolve};
 #[cfg(test)]
 pub(crate) use step::{Step, hook};
 pub use unfinished::{Unfinished, remove_unfinished};

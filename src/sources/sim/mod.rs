@@ -20,8 +20,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use self::config::Faults;
-use self::machine::{ADDRESS_MASK, MachineThread, Phase, Program, StackImage, StackPlace, ThreadState};
 use super::{
     Capture, Fault, Observed, PREFETCH_RANGE_BYTES, Process, StopOutcome, Target, TargetEvent, ThreadId,
     ThreadStatus,
@@ -30,12 +28,16 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::{Clock, FakeClock};
 use crate::rng;
+use config::Faults;
 use images::{Code, Module};
-use machine::{Machine, MachineEvent, MachineOutput, Setup};
+use machine::{
+    ADDRESS_MASK, Machine, MachineEvent, MachineOutput, MachineThread, Phase, Program, Setup, StackImage,
+    StackPlace, ThreadState,
+};
 
-pub use self::config::{FaultKind, SimFault};
 pub use config::{
-    FunctionId, SimActivity, SimConfig, SimExec, SimFrame, SimFunction, SimImage, SimPhase, SimThread,
+    FaultKind, FunctionId, SimActivity, SimConfig, SimExec, SimFault, SimFrame, SimFunction, SimImage,
+    SimPhase, SimThread,
 };
 pub use ledger::{SimLedger, TrueStack, Truth};
 

@@ -20,12 +20,12 @@ mod linux;
 #[cfg(not(target_os = "linux"))]
 mod plain;
 
-pub use self::file::LocalFiles;
-pub(super) use self::file::{LocalReader, with_local};
 #[cfg(target_os = "linux")]
 pub(super) use self::linux::Links;
+pub use file::LocalFiles;
 #[cfg(target_os = "linux")]
 pub(super) use file::TargetFile;
+pub(super) use file::{LocalReader, with_local};
 #[cfg(target_os = "linux")]
 pub(super) use linux::{Root, open_linked, own_root};
 #[cfg(target_os = "linux")]

@@ -15,8 +15,6 @@ mod names;
 mod unit;
 mod walk;
 
-pub use self::debug::SplitFiles;
-pub use self::unit::INLINED_MAX;
-pub use self::unit::{Index, Job};
-pub use debug::{Chain, Debug, DwarfParts, LineInfo, Sections};
+pub use debug::{Chain, Debug, DwarfParts, LineInfo, Sections, SplitFiles};
 pub use names::{Texts, TextsShared};
+pub use unit::{INLINED_MAX, Index, Job};

@@ -16,8 +16,7 @@ use super::{Entry, NONE, OPEN_ENDED, compared_bytes, name_at};
 use crate::binary::FormatError;
 use crate::binary::elf::{Class, CodeSections, class, symbols};
 use crate::binary::gopclntab::GoFunctions;
-use crate::symbol::Why;
-use crate::symbol::table;
+use crate::symbol::{Why, table};
 
 /// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped files), plus those in a Go
 /// program's function table; and the file ranges of their names: the offset of a name continues in the second

@@ -26,8 +26,7 @@ use crate::binary::elf::SYMBOLS_MAX;
 use crate::binary::pe::unwind::Functions;
 use crate::binary::pe::{self, Pe};
 use crate::binary::{FormatError, ImageBytes};
-use crate::symbol::Why;
-use crate::symbol::table;
+use crate::symbol::{Why, table};
 
 /// Limit on symbols of exports.
 const EXPORTS_MAX: usize = 1 << 16;

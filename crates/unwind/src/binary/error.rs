@@ -5,9 +5,8 @@
 //! and keeps its cause. Not for: addresses without a name, which are values with a reason.
 
 use std::error::Error;
-use std::fmt;
-use std::io;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use ruzstd::decoding::errors::FrameDecoderError;
 

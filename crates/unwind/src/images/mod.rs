@@ -14,10 +14,9 @@ mod image;
 mod jit;
 mod space;
 
-pub use self::code::ImageView;
-pub use self::history::{LibraryCounts, Loader};
+pub use code::ImageView;
 pub use gdb_jit::GdbJit;
-pub use history::{IMAGES_MAX, Images, Location, REGIONS_MAX, SPACES_MAX};
+pub use history::{IMAGES_MAX, Images, LibraryCounts, Loader, Location, REGIONS_MAX, SPACES_MAX};
 pub use image::{Image, ImageError};
 pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
 

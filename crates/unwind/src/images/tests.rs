@@ -5,9 +5,8 @@ use std::sync::{Arc, LazyLock};
 
 use super::*;
 use crate::addr::{Avma, Svma};
-use crate::binary::FormatError;
 use crate::binary::elf::Elf;
-use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
+use crate::binary::{FormatError, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 use crate::walk::Code;
 
 const BASE: u64 = 0x5555_0000_0000;

@@ -5,8 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::input::Word;
-use super::input::{Failure, is_in_stack, why_not};
+use super::input::{Failure, Word, is_in_stack, why_not};
 use crate::addr::Avma;
 use crate::leb128::Leb128;
 use crate::walk::Input;

@@ -28,13 +28,9 @@ mod text;
 mod x86;
 mod x86_64;
 
-pub use self::code::{GLANCE_BYTES, Glance};
-pub use self::frames::{StackEnd, WalkResult};
-pub use self::input::STACK_BYTES_MAX;
-pub use self::input::StackBytes;
-pub use code::{Code, CodeTraits, FilePlace, NeedsBytes};
-pub use frames::{Frames, Method, UnwindMethod};
-pub use input::{Input, OtherStack, OuterStack};
+pub use code::{Code, CodeTraits, FilePlace, GLANCE_BYTES, Glance, NeedsBytes};
+pub use frames::{Frames, Method, StackEnd, UnwindMethod, WalkResult};
+pub use input::{Input, OtherStack, OuterStack, STACK_BYTES_MAX, StackBytes};
 pub use root::SEARCH_BYTES;
 
 use engine::{Engine, Shared};

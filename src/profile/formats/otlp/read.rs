@@ -13,7 +13,6 @@ use std::collections::HashSet;
 
 use prost::encoding::decode_varint;
 
-use self::converter::{Any, Attribute, Converter, Resource, Tables};
 use super::proto::{self, field};
 use super::{OBSERVATIONS_MAX, key};
 use crate::profile::about::{About, COMMENTS_MAX, SAMPLES};
@@ -26,6 +25,7 @@ use crate::profile::formats::{Malformed, pprof};
 use crate::profile::saved::{SavedProfile, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::TimedSample;
+use converter::{Any, Attribute, Converter, Resource, Tables};
 
 /// Most kinds of values that are named where one is missing.
 const KINDS_NAMED: usize = 20;

@@ -3,8 +3,7 @@
 
 use std::convert::Infallible;
 
-use super::*;
-use super::{Form, Lists};
+use super::{Form, Lists, *};
 
 const BASE: u64 = 0x2000_0000;
 const CURRENT: u64 = BASE;

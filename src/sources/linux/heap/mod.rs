@@ -15,19 +15,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fs, io};
 
-use self::without_shim::{LoadMethod, NEXT, OwnAllocator};
 use super::files::TargetFiles;
 use super::launch::{self, Launch, Spawner};
 use super::{proc, refusal, sys};
 use crate::binary::files::map_regular;
 use crate::clock::RealClock;
 use crate::error;
-use crate::sources::HeapOptions;
 use crate::sources::heap::directory::Directory;
 use crate::sources::heap::source::HeapSource;
 use crate::sources::pushed::AllocationLosses;
 use crate::sources::signals::{self, Phase};
-use crate::sources::{Process, proc_file};
+use crate::sources::{HeapOptions, Process, proc_file};
+use without_shim::{LoadMethod, NEXT, OwnAllocator};
 
 pub use probed_heap::ProbeOptions;
 

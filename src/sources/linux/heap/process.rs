@@ -8,16 +8,14 @@ use std::sync::Arc;
 
 use libc::pid_t;
 
-use super::without_shim::ProcessesWithoutShim;
-use super::without_shim::unseen_allocators;
+use super::without_shim::{ProcessesWithoutShim, unseen_allocators};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::sources::heap::recorded_process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::heap;
 use crate::sources::linux::images::Maps;
 use crate::sources::linux::proc::resident_bytes;
-use crate::sources::linux::{launch, perf, proc, sys};
+use crate::sources::linux::{heap, launch, perf, proc, sys};
 use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
 

@@ -36,7 +36,6 @@ use std::sync::Arc;
 
 use libc::pid_t;
 
-use self::events::attributes::{EventOptions, Scope, SwitchOptions};
 use self::events::set::{self, cpu_count, scope_for};
 use super::files::TargetFiles;
 use super::launch::{self, Launch, Spawner};
@@ -47,6 +46,7 @@ use crate::error::Error;
 use crate::sources::signals::{self, Phase};
 use crate::sources::{Process, ProcessSelection, Sampling};
 use bpf::sample_filter::SampleFilter;
+use events::attributes::{EventOptions, Scope, SwitchOptions};
 use events::set::Events;
 use process::entry::ProcessEntry;
 use process::filter::ProcessFilter;
@@ -54,10 +54,10 @@ use source::SourceStart;
 use stack::stack_size::EventStackSize;
 use stack::stacks::Stacks;
 
-pub(super) use self::process::filter::{all_processes, parent_of};
-pub(super) use self::ring::of_waiting as registers_of_waiting;
 pub(super) use bpf::kernel_names;
 pub(super) use heap_probes::{HeapProbes, HeapSample, ProbeCost, TargetMappings, is_c_library};
+pub(super) use process::filter::{all_processes, parent_of};
+pub(super) use ring::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;
 
 #[cfg(test)]

@@ -31,7 +31,6 @@ mod target;
 mod timed_wait;
 mod tracees;
 
-pub(super) use self::seize::{attach, launch};
-pub(super) use self::sys::Tracer;
-pub(super) use sys::block_signal;
+pub(super) use seize::{attach, launch};
+pub(super) use sys::{Tracer, block_signal};
 pub use target::LinuxTarget;

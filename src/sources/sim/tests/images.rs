@@ -1,8 +1,7 @@
 //! Mapped images and their ELF files.
 
-use object::elf;
 use object::read::elf::{ElfFile64, FileHeader};
-use object::{Architecture, Endianness, Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
+use object::{Architecture, Endianness, Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind, elf};
 
 use super::*;
 

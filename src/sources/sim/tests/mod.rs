@@ -10,8 +10,7 @@ mod stacks;
 use std::rc::Rc;
 
 use crate::addr::Avma;
-use crate::arch::Arch;
-use crate::arch::{Aarch64, RED_ZONE_BYTES, Registers, X86_64};
+use crate::arch::{Aarch64, Arch, RED_ZONE_BYTES, Registers, X86_64};
 use crate::clock::{Clock, FakeClock};
 use crate::sources::{Activity, Capture, ExitStatus, Fault, StopOutcome, Target, TargetEvent, ThreadId};
 

@@ -3,9 +3,8 @@
 
 mod diag;
 
-use std::fs;
-use std::io;
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+use std::{fs, io};
 
 use crate::sources::output::Caller;
 

@@ -2,8 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::build::{ARM64, File, TEXT, X86_64, fat as fat_file, nlist};
-use super::*;
-use super::{ImageIdentity, Slice, choose, slices};
+use super::{ImageIdentity, Slice, choose, slices, *};
 use crate::binary::ImageBytes;
 
 fn parse(file: &File) -> MachO {

@@ -5,8 +5,7 @@
 use std::collections::HashMap;
 
 use super::build::{self, BASE, File, Function, TEXT, info_at};
-use super::unwind::DWARF_NUMBERS;
-use super::unwind::Functions;
+use super::unwind::{DWARF_NUMBERS, Functions};
 use super::*;
 use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::binary::object::{Format, Object};

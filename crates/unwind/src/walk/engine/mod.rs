@@ -13,7 +13,6 @@
 
 mod cache;
 
-use self::cache::OrdinaryRow;
 use super::frames::{Frame, Frames, Method, UnwindMethod};
 use super::input::{Failure, is_on_other_stack, is_on_own_stack};
 use super::processor::{self, Processor, RowOf};
@@ -23,9 +22,9 @@ use super::{Code, Input, StackEnd, WalkResult, flow};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::UNKNOWN_REGISTER;
 use crate::binary::frame_rule::{Cfa, Column, Columns};
+use cache::OrdinaryRow;
 
-pub(super) use self::cache::{CallRows, CalleeCache, RuleKind, SharedCallRows};
-pub(super) use cache::{Cache, Shared};
+pub(super) use cache::{Cache, CallRows, CalleeCache, RuleKind, Shared, SharedCallRows};
 
 // ---- The methods of a processor that the engine calls, in addition to [`Processor`].
 

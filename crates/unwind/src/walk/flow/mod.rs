@@ -21,8 +21,7 @@ use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use paths::{Goal, LARGE_STEPS_MAX, LARGE_TARGETS_MAX, PathEnd, Paths};
 
-pub(super) use self::paths::{Effect, FlowState, RegisterOffset, Value};
-pub(super) use paths::{after_call, function_around};
+pub(super) use paths::{Effect, FlowState, RegisterOffset, Value, after_call, function_around};
 
 /// The row at `at`, by the paths from there to a return: the first one found, or the common one if every path must
 /// be followed. `returned`: a call has just returned, so the link register does not hold the caller.

@@ -4,8 +4,7 @@
 //! information describes this code as if the change were complete or had not begun.
 
 use super::Intel;
-use super::instructions::Instruction;
-use super::instructions::decode_of;
+use super::instructions::{Instruction, decode_of};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column};
 use crate::walk::Code;

@@ -26,7 +26,7 @@ use crate::arch::Registers;
 use crate::sources::AllocatorRole;
 use crate::sources::linux::perf::bpf::sample_filter::{CONTEXT, TID, observer};
 
-pub(super) use self::arch::COUNT;
+pub(super) use arch::COUNT;
 
 /// Number of random intervals for programs to choose from: a power of two.
 pub(super) const INTERVALS: usize = 4096;

@@ -16,7 +16,7 @@ use perf_event_open_sys::bindings::{
 use crate::addr::Avma;
 use crate::arch::Registers;
 
-pub(crate) use self::arch::MASK;
+pub(crate) use arch::MASK;
 
 // ---- Fill levels of the rings when read: whether the reader keeps up.
 /// Fill levels of rings when read.

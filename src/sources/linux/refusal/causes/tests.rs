@@ -1,7 +1,6 @@
 //! Rows: facts and the line for them.
 
-use super::TargetFacts;
-use super::*;
+use super::{TargetFacts, *};
 
 const DOCKER: CapabilitySet = CapabilitySet(0xa804_25fb);
 const ALL: CapabilitySet = CapabilitySet((1 << 41) - 1);
