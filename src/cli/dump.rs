@@ -1,6 +1,6 @@
 //! `stackprof dump`: the profiler's view of a process, on standard output: threads, stacks, mappings, images.
 //!
-//! `run_addresses` is `dump symbols`: names for a list of addresses in a file.
+//! `run_symbols` is `dump symbols`: names for a list of addresses in a file.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -336,7 +336,7 @@ impl Stacks {
 ///
 /// # Errors
 /// One line: an unreadable file, or a line that is not an address.
-pub fn run_addresses(request: &Addresses) -> Result<()> {
+pub fn run_symbols(request: &Addresses) -> Result<()> {
     system::restrict_to_symbolizing(&OutputFiles::new());
     let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));
     let mut listed = String::new();

@@ -75,7 +75,7 @@ fn execute(command: args::Command) -> Result<u8> {
     match command {
         args::Command::Record(recording) => record::run(&recording)?,
         args::Command::Dump(what) => dump::run(&what)?,
-        args::Command::Addresses(request) => dump::run_addresses(&request)?,
+        args::Command::Addresses(request) => dump::run_symbols(&request)?,
         args::Command::Render(what) => render::run(&what)?,
         args::Command::Open(what) => open::run(&what)?,
         args::Command::Diff(request) => diff::run(&request)?,

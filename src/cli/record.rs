@@ -1,8 +1,8 @@
 //! `stackprof record`: check, record, symbolicate, write, report.
 //!
-//! [`run`] has these steps in order. Each step is a type and gets what it uses: `Destinations` has the outputs and
-//! checks them before the recording, `Recorder` attaches or launches and samples, `RecordingRun` and `OutputJob`
-//! symbolicate and write; `record/report.rs` reports the result.
+//! [`run`] has these steps in order. `Destinations` has the outputs and checks them before the recording,
+//! `Recorder` attaches or launches and samples, `RecordingRun` and `OutputJob` are what the steps after it work on;
+//! `record/report.rs` reports the result.
 
 mod report;
 
@@ -496,9 +496,9 @@ fn file_name(process: &str) -> String {
     if name.is_empty() { "process".to_owned() } else { name }
 }
 
-// ---- Attaches or launches, samples until the end, and returns the profile.
+// ---- Attaches or launches, samples until the end, and returns the recording.
 
-/// A profile, and the files of its process.
+/// A recording, and the files of its process.
 type Sampled = (Recording, Arc<dyn Files>);
 
 /// Placeholder for a process id that is not known yet.

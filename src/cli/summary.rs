@@ -276,12 +276,11 @@ fn wrote(figures: &RunFigures) -> Option<String> {
     (!named.is_empty()).then(|| named.join(", "))
 }
 
-// ---- Resolution of sample times in the timeline, for the summary; empty if each sample has its own
-// time.
+// ---- Resolution of sample times in the timeline.
 
 /// The line, by cause; `None` if all times are kept.
 #[must_use]
-pub fn summary_line(timeline: &Timeline, hz: u32) -> Option<String> {
+pub fn times_line(timeline: &Timeline, hz: u32) -> Option<String> {
     let mut causes = Vec::new();
     match timeline.detail() {
         Detail::Samples => {}
@@ -719,9 +718,9 @@ mod timeline_detail_tests {
 
     #[test]
     fn each_cause_is_named_with_the_limit() {
-        assert_eq!(summary_line(&timeline(64 << 10, 100), 1000), None);
+        assert_eq!(times_line(&timeline(64 << 10, 100), 1000), None);
         assert_eq!(
-            summary_line(&timeline(64 << 10, 100_000), 1000).as_deref(),
+            times_line(&timeline(64 << 10, 100_000), 1000).as_deref(),
             Some("in steps of 128 ms: --timeline-memory 64K is full; a larger one keeps more")
         );
         let mut many = timeline(64 << 10, 1);
@@ -730,7 +729,7 @@ mod timeline_detail_tests {
             many.add_sample(thread, sample(5_000_000, NodeId(1)));
         }
         (0..1000).for_each(|at| many.add_event(EventKind::Exec, 1, at, "sh"));
-        let said = summary_line(&many, 1000).expect("something is left out");
+        let said = times_line(&many, 1000).expect("something is left out");
         assert!(said.contains(" samples of threads beyond the limit, none for "), "{said}");
         assert!(said.contains(" events: --timeline-memory 64K is full"), "{said}");
     }

@@ -234,6 +234,7 @@ pub(super) fn thin(picture: &Picture<'_>, inverted: bool, unit: &str) -> Option<
 }
 
 // ---- Input of a flame graph: frames with their weights.
+
 /// A frame at its place in the tree. A list of them in pre-order is a tree: each is followed by its
 /// callees, which are one deeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -182,6 +182,7 @@ fn paths(picture: &Picture<'_>) -> Vec<String> {
 }
 
 // ---- Heading and subtitle of a flame graph: what was recorded, and what is missing.
+
 /// Facts about a recording for heading and subtitle; `None` is unknown.
 #[derive(Clone, Copy, Debug)]
 pub struct Caption<'a> {

@@ -1,9 +1,8 @@
-//! Confidence intervals of the ratio of new to base.
+//! How much slower, and how certain: confidence intervals of the ratio of new to base, quantiles of the normal and
+//! of Student's distribution, the growth of a function compared with the rest of the program (`Gain`), and its
+//! expected variance (`Noise`).
 //!
-//! `normal` and `student` are the quantiles; `Gain` is the growth of a function compared with the rest of the
-//! program, `Noise` its expected variance.
-//!
-//! Input: one value per run on each side. Output: an interval of the relative change, 0.05 for +5 %. Samples
+//! Interval. Input: one value per run on each side. Output: an interval of the relative change, 0.05 for +5 %. Samples
 //! of one run are not independent, so only the variance between runs counts.
 //!
 //! It is Welch's t interval of the logarithm of mean(new) / mean(base): the sides may have different
@@ -66,6 +65,7 @@ pub fn change(base: f64, new: f64) -> f64 {
 //
 // Input: a probability. Output: the quantile, to about 1e-3 of the value, which is finer than an interval of
 // a handful of runs. Not for the far tails.
+
 /// Quantile of the standard normal distribution at `p` (0 < p < 1). Acklam's rational approximation, relative
 /// error 1.2e-9.
 #[must_use]

@@ -116,6 +116,7 @@ fn drawn(base_runs: usize, new_runs: usize, seed: u64) -> Vec<u32> {
 // variance between runs of this program). With few runs, a variance that is small by chance would otherwise
 // inflate the statistic. Genomics has the same problem, few samples of many genes, and this answer: Smyth
 // 2004 (limma), Tusher et al. 2001 (SAM).
+
 /// The values of one quantity (a function's share, the total) in all runs.
 #[derive(Clone, Debug)]
 pub struct Values {

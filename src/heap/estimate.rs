@@ -159,6 +159,7 @@ impl Sum {
 // Each byte is chosen with the same small probability: of an allocation with `size` bytes, at least one is chosen
 // with probability 1 − e^(−size/mean). A sample has the inverse as its weight (Horvitz and Thompson, 1952), so
 // sums of weights are unbiased.
+
 /// Fixed-point unit of object weights.
 pub(super) const OBJECT_FRACTIONS: f64 = 65_536.0;
 

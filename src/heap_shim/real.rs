@@ -345,7 +345,7 @@ extern "C" fn first_free(address: usize) {
     }
 }
 
-// ---- blocks allocated during the lookup
+// ---- Blocks allocated during the lookup.
 
 const BOOTSTRAP_SIZE: usize = 16384;
 

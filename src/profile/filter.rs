@@ -194,6 +194,7 @@ impl Part<'_> {
 }
 
 // ---- Conditions on names: which stacks of a profile are kept.
+
 /// Whether a name matches.
 pub type Condition<'f> = &'f dyn Fn(&str) -> bool;
 

@@ -294,6 +294,7 @@ impl StackKey for Frame {
 }
 
 // ---- Durations of stops.
+
 /// Stop durations in log-spaced buckets: constant memory, quantiles within 7 %.
 #[derive(Clone)]
 pub struct PauseHistogram {

@@ -316,6 +316,7 @@ const STEP_MAX_NS: u64 = 1_000_000_000;
 // ---- Events of processes over time, within a memory limit.
 //
 // Starts and exits of threads are recorded with the threads themselves.
+
 /// Kind of an event of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
@@ -389,6 +390,7 @@ impl Events {
 const GROWTH: usize = 64;
 
 // ---- Losses over time: cause, amount, and the interval that contains each.
+
 /// Lost time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {

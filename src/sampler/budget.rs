@@ -177,6 +177,7 @@ impl Budget {
 //
 // The unit is instructions, not time, so that a recording does not depend on the speed of the machine. All
 // processes of a recording share the budget: it bounds the profiler's CPU time.
+
 /// Instructions per second of recording: about 2 % of a CPU.
 const PER_SECOND: u64 = 1_000_000;
 /// Maximum savings, for starting programs; also the initial budget.

@@ -69,7 +69,7 @@ impl Captures {
     }
 }
 
-// ---- The state of a thread at one moment.
+// ---- One sample.
 
 /// The state of a thread at one moment.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
-//! Driver for pushed samples: taken by a kernel, which writes them into per-CPU buffers and delivers them in
-//! batches.
+//! Driver for pushed samples: of a kernel, which writes them into per-CPU buffers, of the heap shim, or of
+//! breakpoints behind a stub; delivered in batches.
 //!
 //! Input: events that arrive late, and out of order between threads; output: the recording, in order of event
-//! times. The events define the time; the driver reads no clock.
+//! times. Events have their own times; the clock decides when the recording ends.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;

@@ -126,6 +126,7 @@ impl Capture {
 
 // ---- Ranges of a thread's stacks outside of the copied bytes, read at the moment of the sample. Input:
 // addresses and bytes; output: words.
+
 /// Bytes of a prefetched range: a return address with the registers that a function saves below it.
 pub const PREFETCH_RANGE_BYTES: usize = 64;
 /// Most prefetched ranges of a stack.

@@ -501,6 +501,7 @@ pub trait Target: Observed {
 }
 
 // ---- Thread state and CPU time that a source reads without a stop.
+
 /// Activity of a thread, observed without touching it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {

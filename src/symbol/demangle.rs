@@ -141,6 +141,7 @@ fn split_clones(name: &str) -> (&str, Vec<&str>) {
 
 // ---- Readable names without the arguments of templates and generics: `std::vector<int, std::allocator<int>
 // >::push_back(int const&)` → `std::vector<..>::push_back(..)`.
+
 /// Shortens the text in `<…>` after a name, and the parameters.
 ///
 /// Unchanged are operators (`operator<`, `operator->`, `operator()`), and Rust's `<T as Trait>::f` and `{impl#0}`,

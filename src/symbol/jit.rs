@@ -182,7 +182,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// Runtimes by prefixes of their executables, libraries and frameworks.
 const RUNTIMES: [(&str, &[&str]); 20] = [
     ("java", &["libjvm.", "libj9jit"]),
-    ("v8", &mapping::IMAGES),
+    ("v8", &mapping::V8_IMAGES),
     ("luajit", &["luajit", "libluajit"]),
     ("erlang", &["beam."]),
     ("dotnet", &["libcoreclr.", "libclrjit."]),

@@ -82,7 +82,7 @@ impl Arch {
     }
 }
 
-// ---- The registers of a stopped thread, per architecture: a leaf module that target and walk share.
+// ---- The registers of a stopped thread, by processor.
 
 /// The largest red zone of any processor and ABI; see [`Arch::red_zone_bytes`].
 pub const RED_ZONE_BYTES: u64 = 128;

@@ -28,7 +28,7 @@ pub(super) fn figures(
         problem: hints::problem(recording, names),
         hottest: None,
         heap: None,
-        times: recording.timeline.as_ref().and_then(|timeline| summary::summary_line(timeline, recording.hz)),
+        times: recording.timeline.as_ref().and_then(|timeline| summary::times_line(timeline, recording.hz)),
         distinct_stacks: recording.trie.distinct_stacks() as u64,
         trie_nodes: recording.trie.node_count() as u64,
         trie_bytes: recording.trie.memory_bytes() as u64,

@@ -253,6 +253,7 @@ impl SampleClock {
 }
 
 // ---- Product names of profiles with counts other than samples at a rate.
+
 /// Product of profiles without a rate; their interval is meaningless.
 const PRODUCT_NO_RATE: &str = "stackprof (no rate)";
 

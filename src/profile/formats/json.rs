@@ -1,7 +1,7 @@
-//! What the viewers' JSON formats share: the recording in a custom key (`Extra`), lists of numbers (`Lists`), and
-//! times of samples by thread (`ThreadTimes`).
+//! What formats share: the recording in a custom key (`Extra`, also of OTLP), lists of numbers in JSON (`Lists`),
+//! and times of samples by thread (`ThreadTimes`).
 //!
-//! The key is at the top of the file as `stackprof`, which other readers skip. Without it the duration and losses
+//! The key of the recording is at the top of the file as `stackprof`, which other readers skip. Without it the duration and losses
 //! of the recording are lost, and comparisons would assume a whole recording.
 
 use std::borrow::Cow;
@@ -19,7 +19,7 @@ use crate::profile::saved::{Full, SavedProfile};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
 
-/// The recording.
+/// The recording, as the viewers' formats have no place for it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Extra<'a> {
     hz: Option<u32>,

@@ -166,6 +166,7 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
 //
 // Only those that are read or written as a whole; the outermost message, `Profile`, is read one field at a
 // time, so that a file's size is not multiplied in memory.
+
 /// Field numbers of `Profile`.
 mod field {
     pub(crate) const SAMPLE_TYPE: u32 = 1;

@@ -373,6 +373,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
 }
 
 // ---- Reads and writes numbers and bytes in the protocol's hexadecimal digits.
+
 /// Bytes as digits.
 pub(super) fn encode_hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";

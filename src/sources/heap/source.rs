@@ -367,6 +367,7 @@ impl<P: HeapProcess> PushedSource for HeapSource<P> {
 }
 
 // ---- When the rings are read next: soon enough that none overflows, and seldom.
+
 /// Longest interval between reads, nanoseconds: a ring of the default size holds the allocations of ten times that.
 const INTERVAL_MAX_NS: u64 = 50_000_000;
 /// Shortest interval, while much is written.
@@ -428,6 +429,7 @@ impl BatchInterval {
 }
 
 // ---- Boxes with a buffer, for reuse: samples and records are handed on in their boxes.
+
 /// Boxes with a long buffer that are kept, and boxes in all.
 const LONG_MAX: usize = 64;
 const BOXES_MAX: usize = 4096;

@@ -1,5 +1,5 @@
-//! A process's executable mappings, with the bytes of exactly the mapped files. Input: /proc/PID/maps.
-//! Output: images, or why a file cannot be used.
+//! A process's executable mappings, with the bytes of exactly the mapped files. Input: /proc/PID/maps,
+//! the files, the target's memory. Output: images, or why a file cannot be used.
 //!
 //! `Maps` lists them, `MappedFile` is a file of which it is certain; `MappingOrigins` finds the file of code that
 //! was moved to anonymous memory, or read there by Wine.
@@ -315,7 +315,7 @@ pub(super) const PAGE_BYTES: u64 = 4096;
 const PAGE_BYTES_MAX: u64 = 64 << 10;
 
 impl Maps {
-    /// Replaces each anonymous mapping that holds moved code by the parts of the file.
+    /// Replaces each anonymous mapping of code that was moved there, or that Wine read there, by the parts of the file.
     pub(super) fn place_moved_text(&mut self, pid: pid_t, mappings: &mut Vec<Mapping>) {
         let mut lines = None;
         let mut left = JUDGED_MAX;

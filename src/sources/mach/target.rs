@@ -336,6 +336,7 @@ impl Events {
 // ---- Schedules thread lists. Input: the cost of earlier lists. Output: when to begin, pause or continue one.
 // Must not depend on fast calls: a list of many threads takes as many calls, and a call may take any time.
 // So a long list is made in pieces, never twice for one tick, and its cost is bounded.
+
 /// Least interval of lists, however short the ticks, nanoseconds …
 const EVERY_NS: u64 = 500_000;
 /// … and longest interval, however long the ticks, so that an exit is noticed.

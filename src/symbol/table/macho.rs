@@ -2,7 +2,7 @@
 //!
 //! Input: the pieces of an image ([`Parts`]), hostile, from its file or from a target's memory. Output: a
 //! [`SymbolTable`] of symbols that do not overlap. `Exports` is the trie, `Nlists` the raw symbol table, `Stubs`
-//! the names of stubs. Not for: locating the pieces (see `binary::macho`), debug maps (stabs).
+//! the names of stubs. Not for: locating the pieces (see `binary::macho`); `Stab`s of debug maps are read here, followed in `debug_map`.
 //!
 //! Format: `<mach-o/nlist.h>`, `<mach-o/stab.h>` and `<mach-o/loader.h>` of xnu.
 

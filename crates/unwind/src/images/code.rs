@@ -107,7 +107,7 @@ impl<'a> ImageView<'a> {
     /// which its compiler generated at build time.
     #[must_use]
     pub fn is_built_into_v8(&self, at: Avma) -> bool {
-        self.at(at).is_some_and(|(image, _)| crate::binary::mapping::is_in(&image.name))
+        self.at(at).is_some_and(|(image, _)| crate::binary::mapping::contains_v8(&image.name))
     }
 
     /// Whether 32-bit Arm code at an address is T32, if a symbol shows it.

@@ -96,7 +96,7 @@ impl JitCode {
         let has = |is_runtime: fn(&str) -> bool| {
             images.images_in(current.space()).any(|image| is_runtime(&image.name))
         };
-        (self.by_v8, self.by_hotspot) = (has(mapping::is_in), has(is_hotspot));
+        (self.by_v8, self.by_hotspot) = (has(mapping::contains_v8), has(is_hotspot));
         let regions = mappings.iter().filter(without_file);
         let regions = regions.map(|mapping| mapping.avma.start.0..mapping.avma.end.0).collect();
         if self.regions != regions {

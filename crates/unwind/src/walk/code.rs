@@ -164,6 +164,7 @@ pub trait Code {
 
 // ---- A copy of a few bytes of code, enough for one instruction or a pattern. Most words checked for a preceding call
 // are no return addresses, so these bytes are read without the surrounding code.
+
 /// Size of a glance.
 pub const GLANCE_BYTES: usize = 16;
 

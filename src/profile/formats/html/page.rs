@@ -112,6 +112,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
 }
 
 // ---- SHA-256 (FIPS 180-4), by which a Content-Security-Policy identifies the only permitted script.
+
 /// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
 const K: [u32; 64] = [
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,

@@ -540,6 +540,7 @@ pub(crate) fn kind_of(name: &str, path: &str, has_modules: bool) -> FunctionKind
 // ---- Columns of numbers as bytes: each number little-endian in base 128 ("varint"), plain, as the difference to
 // the previous number, or as the distance to its own index. Adjacent numbers are similar, so that gzip
 // compresses well.
+
 /// Largest number that a script represents exactly.
 pub(super) const NUMBER_MAX: u64 = (1 << 53) - 1;
 

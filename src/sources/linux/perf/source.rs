@@ -626,6 +626,7 @@ impl PerfSource {
 // ---- When to poll rings between the events of a batch: at intervals.
 //
 // Input: time. Output: whether to poll.
+
 /// Interval at which rings are polled while a batch is walked, nanoseconds.
 const POLL_NS: u64 = 2_000_000;
 

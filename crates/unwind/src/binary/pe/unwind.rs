@@ -223,6 +223,7 @@ impl StackStarts {
 }
 
 // ---- An entry of the function table (`.pdata`): bytes in, addresses out.
+
 /// A `RUNTIME_FUNCTION`: addresses relative to the image base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {

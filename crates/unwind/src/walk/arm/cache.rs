@@ -133,7 +133,7 @@ impl Cache {
     /// Whether the call before a return address may have led to a frame: into its function, or to one that jumps
     /// there. Otherwise a frame between them is missing.
     pub(super) fn may_have_called(&mut self, caller: &Frame, frame: &Frame, code: &dyn Code) -> bool {
-        let Some(Call::To(target)) = before(caller.code_address(), code) else { return true };
+        let Some(Call::To(target)) = call_before(caller.code_address(), code) else { return true };
         let Some(function) = code.function(frame.address.lookup().at()) else { return true };
         if function.contains(&Avma(target.0 & !T32)) {
             return true;
@@ -254,7 +254,7 @@ fn entry_of(frame: &Frame, code: &dyn Code) -> Option<Avma> {
 
 /// Whether the call before a return address (with its T32 bit) may lead to this entry.
 pub(super) fn calls(address: Avma, entry: Avma, code: &dyn Code) -> bool {
-    before(address, code) == Some(Call::To(entry))
+    call_before(address, code) == Some(Call::To(entry))
 }
 
 /// The row of the signal trampoline: the registers are 32 bytes into `struct ucontext`.
@@ -290,7 +290,7 @@ pub(super) enum Call {
 }
 
 /// The call before a return address; `None` if there is none.
-pub(super) fn before(address: Avma, code: &dyn Code) -> Option<Call> {
+pub(super) fn call_before(address: Avma, code: &dyn Code) -> Option<Call> {
     if address.0 & T32 != 0 { in_t32(Avma(address.0 & !T32), code) } else { in_a32(address, code) }
 }
 

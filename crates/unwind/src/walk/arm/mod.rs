@@ -58,7 +58,7 @@ impl Processor for Arm {
     }
 
     fn returns(address: Avma, code: &dyn Code) -> bool {
-        cache::before(address, code).is_some()
+        cache::call_before(address, code).is_some()
     }
 
     fn is_sigreturn(code: &[u8]) -> bool {
@@ -84,6 +84,7 @@ const T32: u64 = 1;
 
 // ---- Start and exit code of threads and signal handlers of 32-bit Arm on Linux, recognized by its instructions in
 // A32 and T32. Input: bytes; output: what they are.
+
 /// The target of `sp` in the signal trampoline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SignalFrame {

@@ -4,7 +4,7 @@
 //! `Unwinder` has the loop, `Frame` the step; below are exceptions of M-profile cores (`interrupted`), the layout
 //! of frame records (`row`), and the stack scan (`caller`).
 
-use super::cache::{self, Cache, Call, RuleKind, before, calls};
+use super::cache::{self, Cache, Call, RuleKind, call_before, calls};
 use super::{LR, PC, SP, T32};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::{Arm, UNKNOWN_REGISTER};
@@ -194,7 +194,7 @@ impl Unwinder {
         input: &Input<'_>,
     ) -> bool {
         let at = frame.address.at();
-        let called = || cache::before(Avma(frame.registers[usize::from(LR)]), input.code);
+        let called = || call_before(Avma(frame.registers[usize::from(LR)]), input.code);
         let Some(cache::Call::To(target)) = (!frame.address.is_return()).then(called).flatten() else {
             return false;
         };
@@ -614,7 +614,7 @@ fn is_caller(word: u64, stuck: &Frame, confirmed: bool, code: &dyn Code) -> bool
         return false;
     }
     let function = code.function(stuck.address.lookup().at());
-    match (before(Avma(word), code), function) {
+    match (call_before(Avma(word), code), function) {
         (None, _) => false,
         (Some(Call::To(target)), Some(function)) => target.0 & !T32 == function.start.0,
         (Some(_), _) => !confirmed,

@@ -602,6 +602,7 @@ impl Completeness {
 }
 
 // ---- Reliability of the caller that a row leads to.
+
 /// Reliability of a row that was derived from instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Proof {
@@ -619,6 +620,7 @@ pub(crate) enum Proof {
 
 // ---- Instructions at which a thread's registers belong partly to one frame and partly to another. Each processor
 // detects its own (`intel/switch_instructions.rs`).
+
 /// The state that the code at an address replaces while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameSwitch {

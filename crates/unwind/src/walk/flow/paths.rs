@@ -469,6 +469,7 @@ impl FlowState {
 
 // ---- The content of a register on a path, as a [`Value`] or a [`RegisterOffset`]; and packed into 64 bits: states are copied
 // at each branch, and code is full of branches.
+
 /// Number of registers, enough for either processor.
 pub(crate) const REGISTERS: usize = 32;
 

@@ -327,6 +327,7 @@ fn address<P: Intel>(instruction: &Instruction, state: &FlowState) -> Option<Reg
 // ---- Decodes the length and the parts of an instruction in 64-bit or 32-bit mode.
 //
 // Source: Intel SDM volume 2, chapter 2 and the opcode maps of appendix A.
+
 /// An instruction's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Instruction {

@@ -28,7 +28,7 @@ const POINTER: i64 = 8;
 
 /// Whether the row at a return address, in JIT code, pops exactly what the instruction before the call pushed, and
 /// changes nothing else.
-pub(crate) fn proves(row: &Row, at: Avma, code: &dyn Code) -> bool {
+pub(crate) fn is_trampoline_row(row: &Row, at: Avma, code: &dyn Code) -> bool {
     let Some(pushed) = pushed_before(at, code) else { return false };
     let takes_off = row.cfa == Cfa::Register(X86_64::RSP as u8, pushed + POINTER)
         && row.columns[RETURN_ADDRESS] == Column::At(-POINTER)
@@ -224,7 +224,7 @@ mod cpython_tests {
         let at = Avma(TEXT + before);
         let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
         let Some(CodeEnd::Returns(row, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
-        proves(&row, at, &text)
+        is_trampoline_row(&row, at, &text)
     }
 
     #[test]

@@ -416,7 +416,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     let unproved = match leads {
         Some(CodeEnd::Returns(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code),
         Some(CodeEnd::ExitsThread) => return CallerRule::Root,
-        Some(CodeEnd::Returns(row, _)) if is_return && runtimes::proves(&row, at, code) => {
+        Some(CodeEnd::Returns(row, _)) if is_return && runtimes::is_trampoline_row(&row, at, code) => {
             return CallerRule::Row(row, Method::Code);
         }
         Some(CodeEnd::Returns(row, _)) => Some(row),

@@ -1,7 +1,7 @@
 //! Where stacks begin and change on x86_64, recognized by instructions, never by the place where a walk happened to
 //! end: outermost frames of fibers, the functions that contexts, fibers and goroutines return to without having
 //! been called (`StackBase`); functions that call on another stack (`lowest_word`); whether a function has loaded
-//! the stack pointer (`is_in_front`); start and exit code of threads and signal handlers (`is_start_code`).
+//! the stack pointer (`loads_stack_pointer_before`); start and exit code of threads and signal handlers (`is_start_code`).
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{UNKNOWN_REGISTER, X86_64};
@@ -180,8 +180,8 @@ enum Callee {
     OnStack,
 }
 
-/// Whether a function has loaded its stack pointer from a register other than rbp, or from memory, before an
-/// address.
+/// The stack that a function has switched to before an address, by loading its stack pointer from a register other
+/// than rbp, or from memory; `None` if it has not.
 fn stack_of_callee(address: CodeAddress, code: &dyn Code) -> Option<Callee> {
     let at = address.at();
     let function = code.described_function(address.lookup().at())?;
@@ -234,7 +234,7 @@ const LOAD_BYTES_MAX: u64 = 4096;
 
 /// Whether an instruction before an address, in its function, loads the stack pointer; false if the function's
 /// entry is unknown.
-pub(super) fn is_in_front(address: CodeAddress, code: &dyn Code) -> bool {
+pub(super) fn loads_stack_pointer_before(address: CodeAddress, code: &dyn Code) -> bool {
     let Some(function) = code.described_function(address.lookup().at()) else { return false };
     let length = address.at().0.saturating_sub(function.start.0).min(LOAD_BYTES_MAX);
     let bytes = code.code(function.start).unwrap_or_default();
@@ -439,7 +439,7 @@ mod stack_load_tests {
         let check = |load: &[u8]| {
             let code = [&[0x48, 0x83, 0xec, 0x38][..], load, &[0xe8, 0, 0, 0, 0, 0x90]].concat();
             let code = Text::new(0x1000, code).described();
-            let at = |into: u64| is_in_front(CodeAddress::Return(Avma(0x1000 + into)), &code);
+            let at = |into: u64| loads_stack_pointer_before(CodeAddress::Return(Avma(0x1000 + into)), &code);
             assert!(!at(4), "in front of it");
             at(4 + load.len() as u64 + 5)
         };
@@ -449,6 +449,9 @@ mod stack_load_tests {
         // mov %rbp,%rsp; mov %rsp,%rbp; mov %rax,8(%rsp); mov %rax,%r12
         assert!(!check(&[0x48, 0x89, 0xec]) && !check(&[0x48, 0x89, 0xe5]));
         assert!(!check(&[0x48, 0x89, 0x44, 0x24, 8]) && !check(&[0x49, 0x89, 0xc4]));
-        assert!(!is_in_front(CodeAddress::Pc(Avma(0x9000)), &Text::new(0x1000, [0x90]).described()));
+        assert!(!loads_stack_pointer_before(
+            CodeAddress::Pc(Avma(0x9000)),
+            &Text::new(0x1000, [0x90]).described()
+        ));
     }
 }

@@ -398,7 +398,7 @@ impl Unwinder {
     ) -> StackEnd {
         match failure {
             Failure::Null if may_end_in_null(rule, methods) => {
-                match stack_base::is_in_front(frame.address, input.code) {
+                match stack_base::loads_stack_pointer_before(frame.address, input.code) {
                     true => StackEnd::StackSwitch,
                     false => progress.at_outermost(StackEnd::Fiber, input),
                 }
@@ -414,7 +414,7 @@ impl Unwinder {
                         _ if progress.switches.is_uncopied(input) => StackEnd::OtherStack,
                         ended => ended,
                     },
-                    Some(row) if go::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
+                    Some(row) if go::returns_to_other_stack(row, frame, input) => StackEnd::OtherStack,
                     // Other functions have been called there since, and the handler has returned.
                     _ if progress.switches.is_by_call() => StackEnd::OtherStack,
                     _ => StackEnd::BrokenFrameChain,

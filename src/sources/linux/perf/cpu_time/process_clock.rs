@@ -117,6 +117,7 @@ impl ProcessClock {
 // the CPU time was used where ticks cannot be: the clock of a woken thread starts when its CPU is notified, some
 // microseconds before it runs there (kernel/sched/core.c, `wakeup_preempt`), and the host of a virtual machine
 // may take the CPU. Late samples are taken where that time ends, so they get the rest, and no more.
+
 /// The shares of a process's samples in a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CpuTimeShare {

@@ -623,6 +623,7 @@ impl ProcessEvent {
 // ---- When to read /proc again after losing records of processes.
 //
 // Input: lost records, and the cost of a rescan; output: whether a rescan is due.
+
 /// Minimum interval between rescans, nanoseconds.
 const DISTANCE_NS: u64 = 500_000_000;
 /// Maximum share of time for rescans: 1/20.

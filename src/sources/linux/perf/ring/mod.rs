@@ -19,6 +19,7 @@ use crate::arch::Registers;
 pub(crate) use arch::MASK;
 
 // ---- Fill levels of the rings when read: whether the reader keeps up.
+
 /// Fill levels of rings when read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pressure {

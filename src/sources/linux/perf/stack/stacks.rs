@@ -352,6 +352,7 @@ impl Stacks {
 
 // ---- Samples read from rings while a batch is walked. They wait in this process, so that rings have room, and
 // count like rings that fill up: less of each stack is copied.
+
 /// Fill level at which rings are read ahead.
 const READ_PER_MILLE: u32 = 400;
 /// Maximum number of waiting bytes.

@@ -56,7 +56,7 @@ pub(crate) fn row(at: Avma, row: &Row, code: &dyn Code) -> Option<Row> {
 /// Whether a frame with a row relative to r12 has its stack pointer on another stack than the copied one: a
 /// goroutine called from its own stack, and its callee runs on that of `g0`. Or whether its row says that it was
 /// entered from another stack.
-pub(crate) fn is_elsewhere(row: &Row, frame: &Frame<X86_64>, input: &Input<'_>) -> bool {
+pub(crate) fn returns_to_other_stack(row: &Row, frame: &Frame<X86_64>, input: &Input<'_>) -> bool {
     if row.columns[RETURN_ADDRESS] == CALLED_FROM_ELSEWHERE {
         return true;
     }
