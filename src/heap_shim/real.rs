@@ -287,6 +287,9 @@ fn get(index: usize) -> Option<Allocate> {
     (!function.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Allocate>(function) })
 }
 
+/// `ENOMEM` of Linux and macOS.
+const ENOMEM: usize = 12;
+
 /// Emulates a function that this libc lacks.
 fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
     const PAGE: usize = 4096;
@@ -297,7 +300,6 @@ fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
         Function::Valloc => allocate(Function::Memalign, PAGE, a, 0),
         Function::Pvalloc => allocate(Function::Memalign, PAGE, a.next_multiple_of(PAGE), 0),
         Function::PosixMemalign => {
-            const ENOMEM: usize = 12;
             let block = allocate(Function::Memalign, b, c, 0);
             if block == 0 {
                 return ENOMEM;
@@ -361,7 +363,6 @@ static BOOTSTRAP_USED: AtomicUsize = AtomicUsize::new(0);
 const HEADER: usize = 16;
 
 fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
-    const ENOMEM: usize = 12;
     if function == Function::PosixMemalign {
         return ENOMEM;
     }

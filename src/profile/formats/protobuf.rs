@@ -3,6 +3,7 @@
 //! Input: the bytes of a message, hostile. Output: numbers and values of its fields. Allocates nothing, so
 //! that a file's size is not multiplied in memory.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use prost::Message;
@@ -20,6 +21,16 @@ pub(super) enum Value<'a> {
     Number(u64),
     /// A number of 64 bits.
     Fixed(u64),
+}
+
+/// A text of a table of strings by its index; `of` names the item with the index.
+pub(super) fn string_at<'s>(strings: &'s [Cow<'_, str>], index: i64, of: &str) -> Result<&'s str, Malformed> {
+    match usize::try_from(index).ok().and_then(|index| strings.get(index)) {
+        Some(text) => Ok(text),
+        // A profile without strings has no names.
+        None if index == 0 => Ok(""),
+        None => Err(format!("{of} names string {index}, and there are {}", strings.len()).into()),
+    }
 }
 
 /// Calls `visit` with each field of a message that contains bytes or a number. `of` names the message.

@@ -11,7 +11,7 @@ use std::fmt;
 
 use crate::error::{self, Error, ErrorKind};
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Full, LABEL_SETS_MAX};
+use crate::profile::saved::{Full, LABEL_SETS_MAX, SavedProfile};
 use crate::trie::NodeId;
 
 /// Why a line is skipped.
@@ -47,6 +47,15 @@ impl Tally {
             remarks: Vec::new(),
             value_type: None,
         }
+    }
+
+    /// Reads a profile and judges what was counted.
+    pub(super) fn judged(
+        read: impl FnOnce(&mut Tally) -> Result<SavedProfile, Malformed>,
+    ) -> Result<SavedProfile, Malformed> {
+        let mut tally = Tally::new("profile");
+        let saved = read(&mut tally)?;
+        tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
     }
 
     /// Sets the requested type among several values of a stack.

@@ -199,8 +199,8 @@ impl Maps {
     }
 }
 
-/// The kernel's own link to a mapped file.
-fn link_to(pid: pid_t, mapping: &Mapping) -> String {
+/// The kernel's own link to a mapped file (proc_pid_map_files(5)).
+pub(super) fn link_to(pid: pid_t, mapping: &Mapping) -> String {
     format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0)
 }
 

@@ -10,6 +10,8 @@
 use std::ops::Range;
 use std::process::{Command, Stdio};
 
+use object::macho::{N_SECT, N_STAB, N_TYPE};
+
 use super::dyld::{Dyld, RemoteImage, SharedCache};
 use super::kernel::MachKernel;
 use super::memory::Memory;
@@ -160,9 +162,6 @@ fn in_memory(image: &RemoteImage, text: ImageBytes, piece: impl Fn(&Range<u64>) 
 
 /// Offsets of a symbol's name and type in a symbol table entry (`nlist_64`, mach-o/nlist.h).
 const NLIST_BYTES: usize = 16;
-const N_STAB: u8 = 0xe0;
-const N_TYPE: u8 = 0x0e;
-const N_SECT: u8 = 0x0e;
 
 /// The symbols of a table that are defined in a section, with a pool of only their names. `read` returns
 /// bytes of the large pool from an offset on, fewer at its end.
@@ -171,7 +170,7 @@ fn with_own_names(nlists: &[u8], mut read: impl FnMut(u64, u64) -> Option<Vec<u8
     let offset = |nlist: &[u8; NLIST_BYTES]| u32::from_le_bytes([nlist[0], nlist[1], nlist[2], nlist[3]]);
     let mut kept: Vec<[u8; NLIST_BYTES]> = nlists
         .iter()
-        .filter(|nlist| nlist[4] & N_STAB == 0 && nlist[4] & N_TYPE == N_SECT)
+        .filter(|nlist| nlist[4] & N_STAB == 0 && nlist[4] & N_TYPE == N_SECT.0)
         .copied()
         .collect();
     kept.sort_unstable_by_key(offset);

@@ -59,12 +59,6 @@ pub struct Parts<'a> {
     pub exports_trie: ImageBytes,
 }
 
-/// `n_type` bits of a debugging symbol (`N_STAB`).
-const STAB: u8 = 0xe0;
-/// `n_type` bits for the kind of a symbol (`N_TYPE`) …
-const TYPE: u8 = 0x0e;
-/// … and their value for a symbol defined in a section (`N_SECT`).
-const IN_SECTION: u8 = 0x0e;
 /// `n_type` bit of an external symbol (`N_EXT`).
 const EXTERNAL: u8 = 0x01;
 /// `n_desc` of `__mh_execute_header` and similar symbols (`REFERENCED_DYNAMICALLY`): remains in a stripped
@@ -167,7 +161,7 @@ impl SymbolTable {
 fn collect(parts: &Parts<'_>) -> Vec<Entry> {
     let (nlists, _) = parts.nlists.as_chunks::<16>();
     // Debugging symbols may be most of a table.
-    let maybe_code = |nlist: &&[u8; 16]| nlist[4] & STAB == 0 && nlist[4] & TYPE == IN_SECTION;
+    let maybe_code = |nlist: &&[u8; 16]| nlist[4] & N_STAB == 0 && nlist[4] & N_TYPE == N_SECT.0;
     let mut entries = Vec::with_capacity(nlists.iter().filter(maybe_code).count());
     for nlist in nlists.iter().filter(maybe_code) {
         let [n0, n1, n2, n3, kind, section, d0, d1, value @ ..] = *nlist;

@@ -35,9 +35,7 @@ const KINDS_NAMED: usize = 20;
 /// # Errors
 /// The error and its position, as a line for people.
 pub fn read(bytes: &[u8]) -> Result<SavedProfile, Malformed> {
-    let mut tally = Tally::new("profile");
-    let saved = read_samples(bytes, &mut tally)?;
-    tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
+    Tally::judged(|tally| read_samples(bytes, tally))
 }
 
 /// Reads an unpacked profile, and counts invalid samples.

@@ -25,7 +25,7 @@ use crate::profile::DEPTH_MAX;
 use crate::profile::about::{About, COMMENTS_MAX, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::formats::json::{ThreadTimes, weight_ns};
-use crate::profile::formats::protobuf::{self, Value, limit, message};
+use crate::profile::formats::protobuf::{self, Value, limit, message, string_at};
 use crate::profile::formats::tally::Tally;
 use crate::profile::formats::{Malformed, encoding, pprof};
 use crate::profile::saved::{Function, Label, LabelValue, Line, Mapping, SavedProfile, StackRoot};
@@ -40,9 +40,7 @@ const DELETED: &str = " (deleted)";
 /// # Errors
 /// The error and its position, as a line for people.
 pub fn read(bytes: &[u8]) -> Result<SavedProfile, Malformed> {
-    let mut tally = Tally::new("profile");
-    let saved = read_samples(bytes, &mut tally)?;
-    tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
+    Tally::judged(|tally| read_samples(bytes, tally))
 }
 
 /// Reads an unpacked profile, and counts invalid samples.
@@ -492,13 +490,7 @@ impl<'a> Tables<'a> {
     }
 
     pub(super) fn string(&self, index: i64, of: &str) -> Result<&str, Malformed> {
-        let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
-        match text {
-            Some(text) => Ok(text),
-            // A profile without strings has no names.
-            None if index == 0 => Ok(""),
-            None => Err(format!("{of} names string {index}, and there are {}", self.strings.len()).into()),
-        }
+        string_at(&self.strings, index, of)
     }
 }
 

@@ -300,10 +300,12 @@ fn is_made_up(next: &Frame, input: &Input<'_>) -> bool {
     input.code.function(at).is_some_and(|function| function.start == at)
 }
 
+/// The bit of a status register that is set in T32 code.
+const T32_STATE: u64 = 1 << 5;
+
 /// Whether code interrupted on an A-profile core is T32. These cores store the status register above the program
 /// counter (`SRS` and `RFE`: DDI 0406, B9.3.16 and B9.3.13). `None` if there is none.
 fn state_of_interrupt(caller: &Caller, pc_offset: i64, input: &Input<'_>) -> Option<bool> {
-    const T32_STATE: u64 = 1 << 5;
     /// Modes with bit 4 clear belonged to processors with 26-bit addresses.
     const MODE: u64 = 0x1f;
     const MODES: std::ops::RangeInclusive<u64> = 0x10..=0x1f;
@@ -316,7 +318,6 @@ fn state_of_interrupt(caller: &Caller, pc_offset: i64, input: &Input<'_>) -> Opt
 /// The code interrupted by a signal, in the instruction set of its status register, which follows the program
 /// counter in the context.
 fn with_state_of_signal(caller: &Caller, frame: &Frame, input: &Input<'_>) -> Frame {
-    const T32_STATE: u64 = 1 << 5;
     const STATUS_BYTES: [u64; 2] = [32 + 64, 128 + 32 + 64];
     let is_rt = |bytes: &u64| {
         let pc_at = Avma(frame.registers[usize::from(SP)].wrapping_add(*bytes - 4));

@@ -18,7 +18,7 @@ use crate::profile::DEPTH_MAX;
 use crate::profile::about::About;
 use crate::profile::builder::{FUNCTIONS_MAX, MAPPINGS_MAX, SavedBuilder};
 use crate::profile::formats::pprof::label;
-use crate::profile::formats::protobuf::{Value, for_each_field, for_each_number, limit, message};
+use crate::profile::formats::protobuf::{Value, for_each_field, for_each_number, limit, message, string_at};
 use crate::profile::formats::{Malformed, encoding};
 use crate::profile::saved::{Function, Label, LabelValue, LabelsId, Line, Mapping, StackRoot};
 use crate::profile::texts::{TEXTS_MAX, TextId};
@@ -571,12 +571,6 @@ impl<'a> Tables<'a> {
 
     /// A text by its index; `of` names the item with the index.
     pub(crate) fn string(&self, index: i64, of: &str) -> Result<&str, Malformed> {
-        let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
-        match text {
-            Some(text) => Ok(text),
-            // A profile without strings has no names.
-            None if index == 0 => Ok(""),
-            None => Err(format!("{of} names string {index}, and there are {}", self.strings.len()).into()),
-        }
+        string_at(&self.strings, index, of)
     }
 }

@@ -33,7 +33,7 @@ use super::ring::{self, PerfRecord};
 use super::{monotonic_ns, thread_cpu_ns};
 use crate::binary::Mapping;
 use crate::error::{self, Error, ErrorKind, io_text};
-use crate::sources::linux::images::Maps;
+use crate::sources::linux::images::{Maps, link_to};
 use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{Capture, ThreadId};
 use allocator::{Allocator, Returns};
@@ -157,7 +157,7 @@ impl HeapProbes {
         };
         let mut number = 0;
         for allocator in &opened.allocators {
-            let file = mapped_file(pid, &allocator.mapping);
+            let file = link_to(pid, &allocator.mapping);
             let probes = &mut opened.probes;
             for function in &allocator.functions {
                 let at_return = |kind| programs::at_return(kind, shared);
@@ -392,7 +392,7 @@ fn measure(shared: Shared) -> io::Result<ProbeCost> {
     Maps::default().read(pid, &mut mappings).map_err(|fault| io::Error::other(fault.to_string()))?;
     let own = mappings.iter().find(|mapping| (mapping.avma.start.0..mapping.avma.end.0).contains(&at));
     let own = own.ok_or(io::ErrorKind::NotFound)?;
-    let (file, offset) = (mapped_file(pid, own), at - own.avma.start.0 + own.file_offset);
+    let (file, offset) = (link_to(pid, own), at - own.avma.start.0 + own.file_offset);
     let each = |ns: u64| ns / u64::from(CALLS);
     let bare_ns = time_calls();
     let entry = programs::at_entry(0, &allocator::FUNCTIONS[0].1, shared);
@@ -421,11 +421,6 @@ fn time_calls() -> u64 {
 //
 // Sources: perf_event_open(2) (`uprobe`, `config1` the path, `config2` the offset in the file), and
 // Documentation/trace/uprobetracer.rst.
-
-/// The file of a process's mapping, by an unambiguous path (proc_pid_map_files(5)).
-fn mapped_file(pid: pid_t, mapping: &Mapping) -> String {
-    format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0)
-}
 
 /// A probe, removed when this is dropped or this process ends.
 #[derive(Debug)]
