@@ -48,13 +48,15 @@ fn code_of_pe_files_has_names_and_callers() {
             let of_pe = |pair: &[String]| pair[0].ends_with("pe_outer") && pair[1].ends_with("pe_burn");
             stack.has("main") && stack.frames.windows(2).any(of_pe) && stack.is_complete()
         };
+        // Until the mapping is read again, the caller is unknown, and the stack says that it is incomplete.
+        let is_short = |stack: &Stack| stack.has("pe_burn") && !is_whole(stack);
         let recorded = || {
             let recorded = launch(&["--hz", "997", "--source", source], &loader, &arguments);
-            recorded.check_none("not whole", |stack| stack.has("pe_burn") && !is_whole(stack));
+            recorded.check_none("wrong", |stack| is_short(stack) && stack.is_complete());
             recorded
         };
         record_until(format!("code of the library, {source}, mapped: {is_mappable}"), recorded, |recorded| {
-            recorded.shows(is_whole)
+            recorded.count(is_whole) > 10 * recorded.count(is_short)
         });
     }
 }
