@@ -2,8 +2,8 @@
 //!
 //! Input: its own file and addresses from a fixed seed. Output: microseconds an address, median
 //! of the rounds, and how many were named (padding between functions is not); exit 1 below 95 %. Each round begins with
-//! nothing known. It is one of the programs whose cost `scripts/own-performance.sh` watches;
-//! beside other symbolizers: `scripts/bench-symbols.sh`. `--rounds N` sets the rounds.
+//! nothing known. It is one of the programs whose cost `scripts/own-performance.sh` watches. `--rounds N` sets the
+//! rounds.
 
 #![allow(clippy::print_stdout)]
 

@@ -238,8 +238,7 @@ fn collect(base: &Path, directory: &str, ending: &str, into: &mut BTreeMap<Strin
         let entry = entry.unwrap();
         let path = format!("{directory}/{}", entry.file_name().into_string().unwrap());
         if entry.file_type().unwrap().is_dir() {
-            // tests/fuzz and tests/peers are crates of their own, and what cargo builds there
-            // is not ours.
+            // tests/fuzz is a crate of its own, and what cargo builds there is not ours.
             if !(entry.file_name() == "target" && path.starts_with("tests/")) {
                 collect(base, &path, ending, into);
             }

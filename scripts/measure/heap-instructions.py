@@ -4,7 +4,7 @@
     STACKPROF=path scripts/measure/heap-instructions.py [--scale N] [--program NAME;...]
 
 valgrind's cachegrind counts the instructions of each program of heap_programs.py once by itself and once under stackprof.
-Prints a Markdown table. Needs valgrind and what the programs need (heap-cost.py).
+Prints a Markdown table. Needs valgrind and redis, python3, g++ and sqlite3, each as far as it is measured.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """The programs that heap profilers are measured on: a server under load, Python, a compiler, a database, and threads that do
-nothing but allocate. Each does the same work in each run. Used by heap-cost.py, heap-instructions.py and heap-totals.py."""
+nothing but allocate. Each does the same work in each run. Used by heap-instructions.py."""
 
 import os
 import shutil

@@ -1,7 +1,6 @@
 //! Real files of other tools: totals and hottest functions equal those of the original tool.
 //!
-//! The files are in tests/fixtures/readers; `scripts/compare-readers.sh` creates new ones and compares all of
-//! their functions.
+//! The files are in tests/fixtures/readers.
 
 use std::collections::BTreeMap;
 
