@@ -95,6 +95,11 @@ fn each_allocation_function_is_recorded() {
     check_log("calls", &fixtures().calls);
 }
 
+#[test]
+fn calls_that_are_refused_hide_no_allocations() {
+    check_log("refused", &fixtures().calls);
+}
+
 /// Of an allocator that has its own, and where no library has them.
 #[test]
 fn operators_and_functions_of_an_allocator_are_recorded() {

@@ -1,12 +1,12 @@
-//! The instructions of the entry points on aarch64. A size is computed into x9, and the number for the slow path is in
+//! The instructions of the entry points on aarch64. A product is computed into x9, and the number for the slow path is in
 //! w16. x9 to x17 are free in all functions.
 
 use crate::sample;
 pub use crate::shared_memory::{AARCH64 as PROCESSOR, aarch64_register as register};
 use core::arch::naked_asm;
 
-/// The register with the size of an allocation.
-macro_rules! size_register {
+/// The register with a product.
+macro_rules! product_register {
     () => { "x9" };
 }
 
@@ -15,11 +15,6 @@ macro_rules! argument {
     (0) => { "x0" };
     (1) => { "x1" };
     (2) => { "x2" };
-}
-
-/// A size that is an argument.
-macro_rules! size {
-    ($argument:tt) => { concat!("mov x9, ", argument!($argument)) };
 }
 
 /// A size that is the product of two arguments. If it overflows, it counts as the largest size.
@@ -33,7 +28,8 @@ macro_rules! product {
 }
 
 /// Subtracts the size in a register from the thread's counter; goes to a label if a sample is due. Signed: the size is at
-/// least the rest, or a signal handler went below it.
+/// least the rest, or a signal handler went below it. A size with a sign, which no allocator has, takes the slow path
+/// too: subtracted, it would hide later allocations.
 #[cfg(not(target_vendor = "apple"))]
 macro_rules! count {
     ($size:expr, $due:expr) => {
@@ -43,7 +39,8 @@ macro_rules! count {
                  ldr x12, [x10, x11]
                  subs x12, x12, ", $size, "
                  str x12, [x10, x11]
-                 b.le ", $due)
+                 b.le ", $due, "
+                 tbnz ", $size, ", #63, ", $due)
     };
 }
 // An offset of 0: the process has no thread-specific words yet.
@@ -58,14 +55,9 @@ macro_rules! count {
                  ldr x12, [x10, x11]
                  subs x12, x12, ", $size, "
                  str x12, [x10, x11]
-                 b.le ", $due)
+                 b.le ", $due, "
+                 tbnz ", $size, ", #63, ", $due)
     };
-}
-
-/// A size that is an argument, subtracted from the thread's counter.
-#[cfg(target_vendor = "apple")]
-macro_rules! count_size {
-    ($argument:tt, $due:expr) => { count!(argument!($argument), $due) };
 }
 
 /// The address of a variable.

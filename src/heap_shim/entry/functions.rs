@@ -66,11 +66,20 @@ pub const REGISTER_COUNT: usize = register::PC + 1;
 /// Index of the stack pointer among them.
 pub const SP: usize = register::SP;
 
+/// Subtracts the size of an allocation, an argument or the product of two, from the thread's counter; goes to a label if
+/// a sample is due.
+macro_rules! count_size {
+    (($size:tt), $due:expr) => { count!(argument!($size), $due) };
+    (($count:tt, $size:tt), $due:expr) => {
+        concat!(product!($count, $size), "\n", count!(product_register!(), $due))
+    };
+}
+
 /// Defines a function that allocates: the number of its slow path, its size.
 macro_rules! allocation {
-    ($name:ident, $function:ident, $size:expr) => { allocation!($name, $function, $size, allocate_slowly); };
-    ($name:ident, $function:ident, $size:expr, $slow:path) => {
-        entry!($name, [$size, count!(size_register!(), "2f"), jump!("real"), slowly!("function")]
+    ($name:ident, $function:ident, $size:tt) => { allocation!($name, $function, $size, allocate_slowly); };
+    ($name:ident, $function:ident, $size:tt, $slow:path) => {
+        entry!($name, [count_size!($size, "2f"), jump!("real"), slowly!("function")]
             counter = sym COUNTER, real = sym REAL, index = const index!($name, $function),
             function = const Function::$function as usize, slow = sym $slow);
     };
@@ -135,9 +144,9 @@ mod functions {
 
     /// Defines a function that resizes the block in its first argument.
     macro_rules! reallocation {
-        ($name:ident, $function:ident, $size:expr) => {
+        ($name:ident, $function:ident, $size:tt) => {
             entry!($name, [
-                $size, count!(size_register!(), "2f"), filter!(0, "2f"), jump!("real"), slowly!("function")
+                count_size!($size, "2f"), filter!(0, "2f"), jump!("real"), slowly!("function")
             ]
                 counter = sym COUNTER, filter = sym FILTER, shift = const FILTER_SHIFT, bits = const FILTER_BITS,
                 real = sym REAL, index = const Function::$function as usize,
@@ -145,17 +154,17 @@ mod functions {
         };
     }
 
-    allocation!(malloc, Malloc, size!(0));
-    allocation!(calloc, Calloc, product!(0, 1));
-    reallocation!(realloc, Realloc, size!(1));
-    reallocation!(reallocarray, Reallocarray, product!(1, 2));
-    allocation!(posix_memalign, PosixMemalign, size!(2));
-    allocation!(aligned_alloc, AlignedAlloc, size!(1));
-    allocation!(memalign, Memalign, size!(1));
-    allocation!(valloc, Valloc, size!(0));
-    allocation!(pvalloc, Pvalloc, size!(0));
-    allocation!(mallocx, Mallocx, size!(0));
-    reallocation!(rallocx, Rallocx, size!(1));
+    allocation!(malloc, Malloc, (0));
+    allocation!(calloc, Calloc, (0, 1));
+    reallocation!(realloc, Realloc, (1));
+    reallocation!(reallocarray, Reallocarray, (1, 2));
+    allocation!(posix_memalign, PosixMemalign, (2));
+    allocation!(aligned_alloc, AlignedAlloc, (1));
+    allocation!(memalign, Memalign, (1));
+    allocation!(valloc, Valloc, (0));
+    allocation!(pvalloc, Pvalloc, (0));
+    allocation!(mallocx, Mallocx, (0));
+    reallocation!(rallocx, Rallocx, (1));
     free!(free, real::FREE, 0, sample::free);
     free!(cfree, real::FREE, 0, sample::free);
     free!(free_sized, real::FREE, 0, sample::free);
@@ -169,7 +178,7 @@ mod functions {
                 entry!($name, ["2:", jump_or!("new", "3f"), "3:", call_then!("look_up", "2b")]
                     new = sym NEW, look_up = sym look_up_operators,
                     index = const operator_new::$name);
-                allocation!($counted, $function, size!(0), $slow);
+                allocation!($counted, $function, (0), $slow);
             )+
 
             /// Where an operator new of the allocator goes on, in the order of their numbers.
@@ -292,7 +301,7 @@ mod functions {
     /// Defines a function that resizes a block: the argument with the block, that with the size.
     macro_rules! reallocation {
         ($name:ident, $counted:ident, $block:tt, $size:tt, $slow:path) => {
-            entry!($name, [count!(argument!($size), slow_label!()), go!("counted"), at_slow_label!()]
+            entry!($name, [count_size!(($size), slow_label!()), go!("counted"), at_slow_label!()]
                 counter = sym COUNTER, counted = sym $counted, slow = sym $slow);
             free!($counted, index::$name, $block, $slow);
         };
@@ -307,38 +316,38 @@ mod functions {
     /// Defines a function with more than three arguments, the third one of which is its size.
     macro_rules! wide {
         ($name:ident) => {
-            entry!($name, [count_size!(2, "2f"), jump!("real"), slowly!("index")]
+            entry!($name, [count_size!((2), "2f"), jump!("real"), slowly!("index")]
                 counter = sym COUNTER, real = sym REAL, index = const index::$name, slow = sym call_slowly);
         };
     }
 
-    allocation!(malloc, Malloc, size!(0));
-    allocation!(calloc, Calloc, product!(0, 1));
-    allocation!(posix_memalign, PosixMemalign, size!(2));
-    allocation!(aligned_alloc, AlignedAlloc, size!(1));
-    allocation!(valloc, Valloc, size!(0));
+    allocation!(malloc, Malloc, (0));
+    allocation!(calloc, Calloc, (0, 1));
+    allocation!(posix_memalign, PosixMemalign, (2));
+    allocation!(aligned_alloc, AlignedAlloc, (1));
+    allocation!(valloc, Valloc, (0));
     reallocation!(realloc, realloc_counted, 0, 1, reallocate_slowly);
     free!(free, index::free, 0, sample::free);
 
-    allocation!(malloc_zone_malloc, ZoneMalloc, size!(1));
-    allocation!(malloc_zone_calloc, ZoneCalloc, product!(1, 2));
-    allocation!(malloc_zone_memalign, ZoneMemalign, size!(2));
-    allocation!(malloc_zone_valloc, ZoneValloc, size!(1));
+    allocation!(malloc_zone_malloc, ZoneMalloc, (1));
+    allocation!(malloc_zone_calloc, ZoneCalloc, (1, 2));
+    allocation!(malloc_zone_memalign, ZoneMemalign, (2));
+    allocation!(malloc_zone_valloc, ZoneValloc, (1));
     reallocation!(malloc_zone_realloc, malloc_zone_realloc_counted, 1, 2, reallocate_in_zone_slowly);
     free!(malloc_zone_free, index::malloc_zone_free, 1, sample::free_in_zone);
 
-    allocation!(malloc_type_malloc, Malloc, size!(0));
-    allocation!(malloc_type_calloc, Calloc, product!(0, 1));
-    allocation!(malloc_type_posix_memalign, PosixMemalign, size!(2));
-    allocation!(malloc_type_aligned_alloc, AlignedAlloc, size!(1));
-    allocation!(malloc_type_valloc, Valloc, size!(0));
+    allocation!(malloc_type_malloc, Malloc, (0));
+    allocation!(malloc_type_calloc, Calloc, (0, 1));
+    allocation!(malloc_type_posix_memalign, PosixMemalign, (2));
+    allocation!(malloc_type_aligned_alloc, AlignedAlloc, (1));
+    allocation!(malloc_type_valloc, Valloc, (0));
     reallocation!(malloc_type_realloc, malloc_type_realloc_counted, 0, 1, reallocate_slowly);
     free!(malloc_type_free, index::malloc_type_free, 0, sample::free);
 
-    allocation!(malloc_type_zone_malloc, ZoneMalloc, size!(1));
-    allocation!(malloc_type_zone_calloc, ZoneCalloc, product!(1, 2));
-    allocation!(malloc_type_zone_memalign, ZoneMemalign, size!(2));
-    allocation!(malloc_type_zone_valloc, ZoneValloc, size!(1));
+    allocation!(malloc_type_zone_malloc, ZoneMalloc, (1));
+    allocation!(malloc_type_zone_calloc, ZoneCalloc, (1, 2));
+    allocation!(malloc_type_zone_memalign, ZoneMemalign, (2));
+    allocation!(malloc_type_zone_valloc, ZoneValloc, (1));
     reallocation!(
         malloc_type_zone_realloc,
         malloc_type_zone_realloc_counted,

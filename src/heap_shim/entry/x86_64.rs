@@ -1,12 +1,12 @@
-//! The instructions of the entry points on x86_64. A size is computed into rax, and the number for the slow path is in
+//! The instructions of the entry points on x86_64. A product is computed into rax, and the number for the slow path is in
 //! eax. r11 is free in all functions; rcx and r8 are arguments of some on macOS.
 
 use crate::sample;
 pub use crate::shared_memory::{X86_64 as PROCESSOR, x86_64_register as register};
 use core::arch::naked_asm;
 
-/// The register with the size of an allocation.
-macro_rules! size_register {
+/// The register with a product.
+macro_rules! product_register {
     () => { "rax" };
 }
 
@@ -15,11 +15,6 @@ macro_rules! argument {
     (0) => { "rdi" };
     (1) => { "rsi" };
     (2) => { "rdx" };
-}
-
-/// A size that is an argument.
-macro_rules! size {
-    ($argument:tt) => { concat!("mov rax, ", argument!($argument)) };
 }
 
 /// A size that is the product of two arguments. If it overflows, it counts as the largest size.
@@ -54,13 +49,16 @@ macro_rules! product {
 }
 
 /// Subtracts the size in a register from the thread's counter; goes to a label if a sample is due. Signed: the size is at
-/// least the rest, or a signal handler went below it.
+/// least the rest, or a signal handler went below it. A size with a sign, which no allocator has, takes the slow path
+/// too: subtracted, it would hide later allocations.
 #[cfg(not(target_vendor = "apple"))]
 macro_rules! count {
     ($size:expr, $due:expr) => {
         concat!("mov r11, qword ptr [rip + {counter}@GOTTPOFF]
                  sub qword ptr fs:[r11], ", $size, "
-                 jle ", $due)
+                 jle ", $due, "
+                 test ", $size, ", ", $size, "
+                 js ", $due)
     };
 }
 // An offset of 0: the process has no thread-specific words yet.
@@ -71,14 +69,10 @@ macro_rules! count {
                  test r11, r11
                  je ", $due, "
                  sub qword ptr gs:[r11], ", $size, "
-                 jle ", $due)
+                 jle ", $due, "
+                 test ", $size, ", ", $size, "
+                 js ", $due)
     };
-}
-
-/// A size that is an argument, subtracted from the thread's counter.
-#[cfg(target_vendor = "apple")]
-macro_rules! count_size {
-    ($argument:tt, $due:expr) => { concat!(size!($argument), "\n", count!("rax", $due)) };
 }
 
 /// Goes to a label if the block in an argument may be sampled: if its counter, `block_set::filter_index`, is not 0.

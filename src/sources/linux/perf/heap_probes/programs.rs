@@ -171,9 +171,6 @@ impl Builder {
 
     /// Counts an allocation of r7 bytes as lost.
     fn count_lost_allocation(&mut self) {
-        self.program.extend([op(MOVE_REGISTER, 1, 7, 0, 0), op(SHIFT_RIGHT, 1, 0, 0, SIZE_BITS_MAX)]);
-        // No allocator has so much.
-        let impossible = self.program.jump(op(JUMP_UNLESS_EQUAL, 1, 0, 0, 0));
         self.program.extend([op(MOVE_REGISTER, 1, 7, 0, 0), op(MOVE, 2, 0, 0, 0)]);
         for bits in [31, 16, 8, 4, 2, 1] {
             let more = self.program.jump(op(JUMP_IF_GREATER_SIGNED, 1, 0, 0, ((1u32 << bits) - 1) as i32));
@@ -197,7 +194,6 @@ impl Builder {
             op(ADD_REGISTER, 2, 7, 0, 0),
             op(STORE_DOUBLE, 1, 2, LOST_SIZES + 8, 0),
         ]);
-        self.program.land([impossible]);
     }
 
     /// Submits the record in r8, without waking the reader (BPF_RB_NO_WAKEUP).
@@ -295,6 +291,9 @@ impl Builder {
 
     /// Chooses whether the allocation of r7 bytes is sampled, and if so, the next interval and the call's record.
     fn sample(&mut self) {
+        self.program.extend([op(MOVE_REGISTER, 1, 7, 0, 0), op(SHIFT_RIGHT, 1, 0, 0, SIZE_BITS_MAX)]);
+        // No allocator has so much. Subtracted, a size with a sign would hide later allocations of the CPU.
+        let impossible = self.program.jump(op(JUMP_UNLESS_EQUAL, 1, 0, 0, 0));
         self.program.extend([
             op(LOAD_DOUBLE, 9, 10, STATE, 0),
             op(LOAD_DOUBLE, 1, 9, LEFT, 0),
@@ -317,7 +316,7 @@ impl Builder {
         let recorded = self.program.jump(op(JUMP, 0, 0, 0, 0));
         self.program.land([full]);
         self.count_lost_allocation();
-        self.program.land([other, recorded]);
+        self.program.land([impossible, other, recorded]);
         self.call_map_with(MAP_UPDATE, self.shared.calls, TID, PROGRESS);
     }
 

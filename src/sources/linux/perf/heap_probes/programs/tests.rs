@@ -120,6 +120,23 @@ fn what_a_failing_realloc_would_have_freed_is_still_there() {
 }
 
 #[test]
+fn a_call_that_is_refused_hides_no_others() {
+    for every_bytes in [1, 4096] {
+        let mut machine = machine(every_bytes);
+        call_and_return(&mut machine, "malloc", &[1 << 20], 0x5000);
+        records(&mut machine);
+        for bytes in [u64::MAX, u64::MAX - (1 << 30), (1 << 63) + (1 << 30), 1 << 63, 1 << 47] {
+            call_and_return(&mut machine, "malloc", &[bytes], 0);
+            call_and_return(&mut machine, "realloc", &[0x5000, bytes], 0);
+            assert_eq!(records(&mut machine), [(FREED, 0x5000, 0), (RESTORED, 0x5000, 0)], "{bytes:#x}");
+            call_and_return(&mut machine, "malloc", &[1 << 20], 0x6000);
+            let expected = [(CALLED, 0, 1 << 20), (RETURNED, 0x6000, 1 << 20)];
+            assert_eq!(records(&mut machine), expected, "after {bytes:#x} bytes");
+        }
+    }
+}
+
+#[test]
 fn what_an_allocator_calls_of_its_own_is_part_of_the_call() {
     let mut machine = machine(1);
     // realloc jumps to malloc: the same stack pointer, and two trampolines at the return.
