@@ -38,8 +38,10 @@ done
 (
     cd "$work/stackprof-$version"
     export CARGO_TARGET_DIR="$target"
-    # Its lock file names the library as crates.io would have it.
-    cargo build --config "patch.crates-io.stackprof-unwind.path='$work/stackprof-unwind-$version'"
+    # Its lock file names the libraries as crates.io would have it.
+    cargo build \
+        --config "patch.crates-io.stackprof-profile.path='$work/stackprof-profile-$version'" \
+        --config "patch.crates-io.stackprof-unwind.path='$work/stackprof-unwind-$version'"
 )
 
 step "the oldest compiler"

@@ -12,7 +12,8 @@
 //! binary      contents of the files of images
 //! recording   trie + images + losses
 //! symbol      each unique address once -> names
-//! profile     recording + names, saved; formats of files; views
+//! conversion  recording + names -> a saved profile
+//! profile     saved profiles; formats of files; views
 //! disassembly machine code -> text
 //! server      HTTP requests of a viewer in a browser -> responses from a profile
 //! flamegraph  the picture
@@ -38,30 +39,23 @@
 //! ```
 //!
 //! `cli/record.rs` has the order of a recording: [`sources`], [`sampler::record`], a [`recording::Recording`], names by
-//! [`symbol::symbolicate`], [`profile::SavedProfile::from_recording`].
+//! [`symbol::symbolicate`], [`conversion::saved_profile`].
 
+pub use ::profile;
+pub use ::profile::{diff, error, escape, flamegraph, gate, heap, module_offset, rng, trie};
 use unwind::leb128;
 pub use unwind::{addr, arch, binary, images, walk};
 
 pub mod clock;
-pub mod diff;
+pub mod conversion;
 pub mod disassembly;
-pub mod error;
-pub mod escape;
-pub mod flamegraph;
-pub mod gate;
-pub mod heap;
 pub mod interruption;
 pub mod live;
-pub mod module_offset;
-pub mod profile;
 pub mod recording;
-pub mod rng;
 pub mod sampler;
 pub mod server;
 pub mod sources;
 pub mod symbol;
-pub mod trie;
 
 pub mod cli;
 
@@ -69,6 +63,10 @@ pub mod cli;
 #[cfg(test)]
 #[path = "../tests/support/cpu_time.rs"]
 mod cpu_time;
+/// The seeds that tests run.
+#[cfg(test)]
+#[path = "../tests/support/rounds.rs"]
+mod rounds;
 /// What a test lacks.
 #[cfg(test)]
 #[path = "../tests/support/skip.rs"]

@@ -23,11 +23,12 @@ use super::stats::{CommandState, Memory, RunFigures};
 use super::{demo, flags, open, summary, system, text};
 use crate::binary::Files;
 use crate::clock::{Clock, FakeClock, RealClock};
+use crate::conversion::{self, Circumstances};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::flamegraph::Caption;
 use crate::heap::HeapValues;
 use crate::live::Live;
-use crate::profile::{Circumstances, SavedProfile};
+use crate::profile::SavedProfile;
 use crate::recording::Recording;
 use crate::sampler::{self, Options};
 use crate::sources::gdb::{self, GdbHeap, GdbHeapSource};
@@ -186,8 +187,10 @@ fn profile(
     heap: Option<&(&Heap, HeapValues)>,
 ) -> Result<SavedProfile> {
     let saved = match heap {
-        Some((heap, values)) => SavedProfile::from_heap(recording, names, circumstances, values, heap.shown),
-        None => SavedProfile::from_recording(recording, names, circumstances),
+        Some((heap, values)) => {
+            conversion::saved_heap_profile(recording, names, circumstances, values, heap.shown)
+        }
+        None => conversion::saved_profile(recording, names, circumstances),
     };
     let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     if let Some((heap, _)) = heap {

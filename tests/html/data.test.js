@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bytesOfBase64, column, gunzip } from "../../src/html/bytes.js";
-import { decode, hasThreads, sourceText, threadName } from "../../src/html/data.js";
+import { bytesOfBase64, column, gunzip } from "../../crates/profile/src/html/bytes.js";
+import { decode, hasThreads, sourceText, threadName } from "../../crates/profile/src/html/data.js";
 import { encodeColumn, inPage, profile } from "./page.js";
 import { random } from "./random.js";
 

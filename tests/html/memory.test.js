@@ -2,10 +2,10 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { areaAt, areasOf, byteTicks } from "../../src/html/areas.js";
-import { decode } from "../../src/html/data.js";
-import { select } from "../../src/html/selection.js";
-import { inOrder, initialState } from "../../src/html/state.js";
+import { areaAt, areasOf, byteTicks } from "../../crates/profile/src/html/areas.js";
+import { decode } from "../../crates/profile/src/html/data.js";
+import { select } from "../../crates/profile/src/html/selection.js";
+import { inOrder, initialState } from "../../crates/profile/src/html/state.js";
 import { memory } from "./page.js";
 
 const MIB = 1 << 20;

@@ -6,8 +6,8 @@ import { test } from "node:test";
 import vm from "node:vm";
 import { MODULES, moduleText, script } from "./page.js";
 
-test("every module of src/html is in the page", () => {
-  const files = readdirSync(new URL("../../src/html/", import.meta.url)).filter((name) => name.endsWith(".js"));
+test("every module of crates/profile/src/html is in the page", () => {
+  const files = readdirSync(new URL("../../crates/profile/src/html/", import.meta.url)).filter((name) => name.endsWith(".js"));
   assert.deepEqual([...MODULES].sort(), files.sort());
 });
 

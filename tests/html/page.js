@@ -8,10 +8,10 @@ import { gzipSync } from "node:zlib";
 const ROOT = new URL("../../", import.meta.url);
 const read = (path) => readFileSync(new URL(path, ROOT), "utf8");
 
-export const MODULES = [...read("src/profile/formats/html/page.rs").matchAll(/^ {4}\("(\w+\.js)", include_str/gm)].map((match) => match[1]);
+export const MODULES = [...read("crates/profile/src/formats/html/page.rs").matchAll(/^ {4}\("(\w+\.js)", include_str/gm)].map((match) => match[1]);
 
 /** The text of a module. */
-export const moduleText = (name) => read(`src/html/${name}`);
+export const moduleText = (name) => read(`crates/profile/src/html/${name}`);
 
 /** The one script of the page. */
 export function script() {
@@ -27,13 +27,13 @@ export function script() {
 
 /** The whole page around data in base64. */
 export function page(base64) {
-  const [style, code] = [read("src/html/style.css"), script()];
+  const [style, code] = [read("crates/profile/src/html/style.css"), script()];
   const digest = (text) => `'sha256-${createHash("sha256").update(text).digest("base64")}'`;
   const policy =
     `default-src 'none'; script-src ${digest(code)}; style-src ${digest(style)}; require-trusted-types-for 'script'; ` +
     "trusted-types 'none'; base-uri 'none'; form-action 'none'";
   const texts = { POLICY: policy, GENERATOR: "test", STYLE: style, DATA: base64, SCRIPT: code };
-  return read("src/html/page.html").replace(/\{([A-Z]+)\}/g, (_, name) => texts[name]);
+  return read("crates/profile/src/html/page.html").replace(/\{([A-Z]+)\}/g, (_, name) => texts[name]);
 }
 
 // ---- data
@@ -47,7 +47,7 @@ function varint(out, number) {
   out.push(rest);
 }
 
-/** Numbers in one of the forms of src/html/bytes.js. */
+/** Numbers in one of the forms of crates/profile/src/html/bytes.js. */
 export function encodeColumn(form, numbers) {
   const out = [];
   let before = 0;

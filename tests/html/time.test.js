@@ -2,11 +2,11 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { EVENT_GAP, EVENT_LOSS, EVENT_THREAD_END, WAITING, decode } from "../../src/html/data.js";
-import { eventsNear, gapsOf } from "../../src/html/events.js";
-import { heatOf, heatTime } from "../../src/html/heat.js";
-import { lanesOf, ticksOf } from "../../src/html/lanes.js";
-import { lowerBound, select } from "../../src/html/selection.js";
+import { EVENT_GAP, EVENT_LOSS, EVENT_THREAD_END, WAITING, decode } from "../../crates/profile/src/html/data.js";
+import { eventsNear, gapsOf } from "../../crates/profile/src/html/events.js";
+import { heatOf, heatTime } from "../../crates/profile/src/html/heat.js";
+import { lanesOf, ticksOf } from "../../crates/profile/src/html/lanes.js";
+import { lowerBound, select } from "../../crates/profile/src/html/selection.js";
 import { profile } from "./page.js";
 
 const MS = 1e6;

@@ -2,14 +2,14 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { decode } from "../../src/html/data.js";
-import { byInstruction, functionTotals, heaviest, neighboursOf, placesOf, threadsOf } from "../../src/html/functions.js";
-import { layOut, neighbour, nodeAt, nodeOfPath, pathOf } from "../../src/html/layout.js";
-import { KERNEL_LIBRARY, Names } from "../../src/html/names.js";
-import { matchNames, matchedCounts, nextMatch } from "../../src/html/search.js";
-import { select } from "../../src/html/selection.js";
-import { instructionRows } from "../../src/html/source.js";
-import { buildTree, calleesTree, invertTree, outermostNodes } from "../../src/html/tree.js";
+import { decode } from "../../crates/profile/src/html/data.js";
+import { byInstruction, functionTotals, heaviest, neighboursOf, placesOf, threadsOf } from "../../crates/profile/src/html/functions.js";
+import { layOut, neighbour, nodeAt, nodeOfPath, pathOf } from "../../crates/profile/src/html/layout.js";
+import { KERNEL_LIBRARY, Names } from "../../crates/profile/src/html/names.js";
+import { matchNames, matchedCounts, nextMatch } from "../../crates/profile/src/html/search.js";
+import { select } from "../../crates/profile/src/html/selection.js";
+import { instructionRows } from "../../crates/profile/src/html/source.js";
+import { buildTree, calleesTree, invertTree, outermostNodes } from "../../crates/profile/src/html/tree.js";
 import { profile } from "./page.js";
 import { namesOf, random, randomStacks } from "./random.js";
 

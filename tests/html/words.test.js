@@ -2,14 +2,14 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { coloursOf, mix } from "../../src/html/colours.js";
-import { decode } from "../../src/html/data.js";
-import { functionTotals } from "../../src/html/functions.js";
-import { Names, isProgram, shortName } from "../../src/html/names.js";
-import { change, clip, count, counted, duration, percent } from "../../src/html/numbers.js";
-import { select } from "../../src/html/selection.js";
-import { addressOf, initialState, keyOfName, nameOfKey, stateOf } from "../../src/html/state.js";
-import { buildTree } from "../../src/html/tree.js";
+import { coloursOf, mix } from "../../crates/profile/src/html/colours.js";
+import { decode } from "../../crates/profile/src/html/data.js";
+import { functionTotals } from "../../crates/profile/src/html/functions.js";
+import { Names, isProgram, shortName } from "../../crates/profile/src/html/names.js";
+import { change, clip, count, counted, duration, percent } from "../../crates/profile/src/html/numbers.js";
+import { select } from "../../crates/profile/src/html/selection.js";
+import { addressOf, initialState, keyOfName, nameOfKey, stateOf } from "../../crates/profile/src/html/state.js";
+import { buildTree } from "../../crates/profile/src/html/tree.js";
 import { profile } from "./page.js";
 import { random } from "./random.js";
 

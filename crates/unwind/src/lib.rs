@@ -21,7 +21,7 @@ pub mod walk;
 #[path = "../../../tests/support/cpu_time.rs"]
 mod cpu_time;
 #[cfg(test)]
-#[path = "../../../src/rng.rs"]
+#[path = "../../profile/src/rng.rs"]
 #[allow(dead_code, unreachable_pub, reason = "tests use a part of it")]
 mod rng;
 #[cfg(test)]

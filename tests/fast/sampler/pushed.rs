@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use stackprof::addr::Avma;
 use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
+use stackprof::conversion::{self, Circumstances};
 use stackprof::live::Live;
 use stackprof::profile::formats::folded;
-use stackprof::profile::{ByName, Circumstances, SavedProfile};
+use stackprof::profile::{ByName, SavedProfile};
 use stackprof::recording::Recording;
 use stackprof::rng::Rng;
 use stackprof::sampler::pushed;
@@ -273,7 +274,7 @@ impl PushedSource for Pushed {
 fn saved(profile: &Recording) -> SavedProfile {
     let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
     let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
-    SavedProfile::from_recording(profile, &names, Circumstances::default()).unwrap()
+    conversion::saved_profile(profile, &names, Circumstances::default()).unwrap()
 }
 
 fn folded_text(profile: &Recording) -> String {

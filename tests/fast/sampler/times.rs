@@ -3,12 +3,13 @@
 
 use super::recording::check_times;
 use super::*;
+use stackprof::conversion::{self, Circumstances};
 use stackprof::profile::formats::{detect, firefox};
 use stackprof::profile::timeline::EventKind;
-use stackprof::profile::{Circumstances, SavedProfile, TimedSample};
+use stackprof::profile::{SavedProfile, TimedSample};
 
 fn saved(recorded: &Recorded) -> SavedProfile {
-    SavedProfile::from_recording(&recorded.profile, &recorded.names, Circumstances::default()).expect("fits")
+    conversion::saved_profile(&recorded.profile, &recorded.names, Circumstances::default()).expect("fits")
 }
 
 /// Writes to the format with times, and reads it back.

@@ -273,7 +273,7 @@ fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut SteppedProc
 #[allow(clippy::print_stdout, reason = "the figures of the long form")]
 fn no_complete_stack_is_wrong_however_outer_frames_change() {
     let mut all = Outcome::default();
-    for seed in crate::rng::rounds::seeds(0..10) {
+    for seed in crate::rounds::seeds(0..10) {
         let Outcome { samples, complete, by_prefetch, wrong } = run(seed, None);
         all.samples += samples;
         all.complete += complete;
@@ -281,7 +281,7 @@ fn no_complete_stack_is_wrong_however_outer_frames_change() {
         all.wrong += wrong;
     }
     println!("{all:?}");
-    if crate::rng::rounds::as_usual() {
+    if crate::rounds::as_usual() {
         assert!(all.complete * 3 > all.samples && all.by_prefetch * 8 > all.samples, "too few: {all:?}");
     }
 }

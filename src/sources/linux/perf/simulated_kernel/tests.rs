@@ -19,7 +19,7 @@ use super::super::waits::WaitRecorder;
 use super::kernel::{Faults, Kernel, Setup};
 use super::system::Machine;
 use crate::rng::Rng;
-use crate::rng::rounds::{as_usual, one_seed, seeds};
+use crate::rounds::{as_usual, one_seed, seeds};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::refusal;
 use crate::sources::pushed::{SourceEvent, TimedEvent};
