@@ -7,13 +7,13 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-use crate::heap::{HeapValues, InuseHistory, Moment, NodeValues, RING_FULL, ValueKind};
+use crate::heap::{HeapValues, InuseHistory, Moment, NodeValues, ValueKind};
 use crate::profile::about::About;
 use crate::profile::saved::{
     Full, Function, LabelsId, Line, Mapping, SavedProfile, StackRoot, StackValues, ValueType,
 };
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
-use crate::profile::{FIBER, SavedBuilder, TextId};
+use crate::profile::{FIBER, RING_FULL, SavedBuilder, TextId};
 use crate::recording::{self, Frame, Recording, timeline};
 use crate::symbol::Names;
 use crate::trie::{FrameId, NodeId};

@@ -98,10 +98,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     ),
     // What a profile says of its code, and what the files of that code say.
     ("server", &["addr", "binary", "disassembly", "images", "profile", "rng", "symbol"]),
-    (
-        "conversion",
-        &["heap", "profile", "recording", "symbol::Names", "trie"],
-    ),
+    ("conversion", &["heap", "profile", "recording", "symbol::Names", "trie"]),
     ("flamegraph", &["error", "escape"]),
     ("diff", &["escape", "module_offset", "profile", "rng", "trie"]),
     ("gate", &["diff", "escape", "module_offset", "profile", "rng", "trie"]),

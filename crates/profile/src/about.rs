@@ -10,6 +10,9 @@ use std::ops::Range;
 
 use crate::escape::{escape_line, escape_lines};
 
+/// Reason for lost allocation samples.
+pub const RING_FULL: &str = "the ring was full";
+
 /// Unit of the counts in profiles of stackprof.
 pub const SAMPLES: &str = "samples";
 

@@ -32,7 +32,7 @@ pub mod timeline;
 pub mod trie;
 pub mod views;
 
-pub use about::{About, MetadataMismatch, SAMPLES};
+pub use about::{About, MetadataMismatch, RING_FULL, SAMPLES};
 pub use builder::{MergeError, SavedBuilder};
 pub use saved::{
     Frame, Full, Function, INCOMPLETE, LabelValue, LabelsId, Line, Mapping, SavedProfile, StackFrame,

@@ -9,10 +9,9 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt;
 
-use crate::SAMPLES;
 use crate::diff::compare::{LOST_MAX, LossTotals, equally_long, functions};
 use crate::diff::stacks::{Run, Stacks};
-use crate::heap::RING_FULL;
+use crate::{RING_FULL, SAMPLES};
 
 /// A run with less than this fraction of its side's median is truncated.
 pub const TRUNCATED_BELOW: f64 = 0.25;

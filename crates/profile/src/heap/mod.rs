@@ -17,9 +17,6 @@ pub use estimate::{Estimate, SamplingRate};
 pub use history::{InuseHistory, LiveChange, LiveHistory};
 pub use model::{CHURN_NS, Counters, HeapModel, HeapValues, Moment, NodeValues};
 
-/// Reason for lost allocation samples.
-pub const RING_FULL: &str = "the ring was full";
-
 /// A value of a heap profile, with the names of Go's and jemalloc's profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ValueKind {
