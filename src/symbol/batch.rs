@@ -111,31 +111,31 @@ enum NameSource<'f> {
 
 /// Names the addresses of images; each image's are sorted and without duplicates.
 pub(super) fn name(
-    asked: Vec<(&Image, Vec<u64>)>,
+    images: Vec<(&Image, Vec<u64>)>,
     options: &Options<'_>,
     shared: &TextsShared,
 ) -> Vec<ImageNames> {
-    let asked: Vec<ImageTask<'_>> =
-        asked.into_iter().map(|(image, wanted)| ImageTask::new(image, wanted)).collect();
+    let image_tasks: Vec<ImageTask<'_>> =
+        images.into_iter().map(|(image, wanted)| ImageTask::new(image, wanted)).collect();
     let ask = DwarfParts { inlines: options.inlines, lines: options.lines };
 
     // One task for the symbols of each image and one for its DWARF.
-    let begun = in_parallel(options.threads, asked.len() * 2, shared, |texts, task| {
-        let asked = &asked[task / 2];
+    let begun = in_parallel(options.threads, image_tasks.len() * 2, shared, |texts, task| {
+        let image = &image_tasks[task / 2];
         let begun = match task % 2 {
             0 => {
-                let (opened, problems) = open(asked, options, ask);
+                let (opened, problems) = open(image, options, ask);
                 NameSource::Dwarf(opened, problems)
             }
-            _ => NameSource::Symbols(symbols(asked, options, texts)),
+            _ => NameSource::Symbols(symbols(image, options, texts)),
         };
-        if asked.bytes.as_ref().is_ok_and(|bytes| bytes.bytes().len() > LARGE_BYTES) {
+        if image.bytes.as_ref().is_ok_and(|bytes| bytes.bytes().len() > LARGE_BYTES) {
             crate::binary::map::release_pages();
         }
         begun
     });
-    let mut answers: Vec<ImageNames> = Vec::with_capacity(asked.len());
-    let mut opened = Vec::with_capacity(asked.len());
+    let mut answers: Vec<ImageNames> = Vec::with_capacity(image_tasks.len());
+    let mut opened = Vec::with_capacity(image_tasks.len());
     for piece in begun {
         match piece {
             NameSource::Dwarf(found, problems) => {
@@ -161,15 +161,15 @@ pub(super) fn name(
     jobs.sort_by_key(|(_, _, job)| std::cmp::Reverse(job.weight));
     let chains = in_parallel(options.threads, jobs.len(), shared, |texts, task| {
         let (index, opened, job) = jobs[task];
-        opened.run(job, &asked[index].wanted, ask, texts)
+        opened.run(job, &image_tasks[index].wanted, ask, texts)
     });
     for ((index, ..), chains) in jobs.iter().zip(chains) {
         for chain in chains {
             merge(&mut answers[*index].names, chain, options.inlines);
         }
     }
-    for ((answer, opened), asked) in answers.iter_mut().zip(&opened).zip(&asked) {
-        if let Err(why) = asked.unchanged(opened) {
+    for ((answer, opened), image) in answers.iter_mut().zip(&opened).zip(&image_tasks) {
+        if let Err(why) = image.unchanged(opened) {
             answer.names.fill(Err(why));
         }
         for opened in opened {
@@ -202,25 +202,25 @@ fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) 
 }
 
 /// The symbol of each address.
-fn symbols(asked: &ImageTask<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> Symbols {
-    if let Err(reason) = &asked.bytes {
-        return vec![Err(Why::NoFile(reason.to_string())); asked.wanted.len()];
+fn symbols(task: &ImageTask<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> Symbols {
+    if let Err(reason) = &task.bytes {
+        return vec![Err(Why::NoFile(reason.to_string())); task.wanted.len()];
     }
-    let mut found: Symbols = vec![Err(Why::NoSymbols); asked.wanted.len()];
-    for bytes in &asked.located(options).symbols {
-        look_up(bytes, asked, &mut found, texts);
+    let mut found: Symbols = vec![Err(Why::NoSymbols); task.wanted.len()];
+    for bytes in &task.located(options).symbols {
+        look_up(bytes, task, &mut found, texts);
         if found.iter().all(Result::is_ok) {
             break;
         }
     }
     // Stubs have no symbols, and need no debug file.
-    if let Ok(bytes) = &asked.bytes {
+    if let Ok(bytes) = &task.bytes {
         let unnamed = |(svma, found): (&u64, &Result<_, _>)| found.is_err().then_some(*svma);
-        let addresses = || asked.wanted.iter().zip(&found).filter_map(unnamed);
+        let addresses = || task.wanted.iter().zip(&found).filter_map(unnamed);
         let elf = plt::Stubs::read(bytes.bytes(), addresses());
         let in_file = bytes.linkedit().is_none();
         let macho = if in_file { macho::Stubs::read(bytes.bytes(), addresses()) } else { None };
-        for (svma, found) in asked.wanted.iter().zip(&mut found).filter(|(_, found)| found.is_err()) {
+        for (svma, found) in task.wanted.iter().zip(&mut found).filter(|(_, found)| found.is_err()) {
             let name = elf.as_ref().and_then(|stubs| stubs.name(*svma));
             if let Some(name) = name.or_else(|| macho.as_ref()?.name(*svma)) {
                 let name = format!("{}@plt", texts.readable(name));
@@ -232,19 +232,19 @@ fn symbols(asked: &ImageTask<'_>, options: &Options<'_>, texts: &mut Texts<'_>) 
 }
 
 /// Looks up the addresses without a name in one file.
-fn look_up(bytes: &ImageBytes, asked: &ImageTask<'_>, found: &mut Symbols, texts: &mut Texts<'_>) {
+fn look_up(bytes: &ImageBytes, task: &ImageTask<'_>, found: &mut Symbols, texts: &mut Texts<'_>) {
     let table = SymbolTable::parse(bytes);
     // Neighboring addresses are mostly in one function. Symbols with the same start differ in their end.
     let mut last: Option<(Svma, Svma, Option<Arc<str>>)> = None;
-    for (svma, found) in asked.wanted.iter().zip(found) {
+    for (svma, found) in task.wanted.iter().zip(found) {
         if found.is_ok() {
             continue;
         }
         let symbol = table.as_ref().map_err(Clone::clone).and_then(|table| match table.lookup(Svma(*svma)) {
-            Err(Why::NotCovered) => behind_its_size(table, asked.image, Svma(*svma)),
+            Err(Why::NotCovered) => behind_its_size(table, task.image, Svma(*svma)),
             found => found,
         });
-        match symbol.and_then(|symbol| within(symbol, asked.image, Svma(*svma))) {
+        match symbol.and_then(|symbol| within(symbol, task.image, Svma(*svma))) {
             Ok(symbol) => {
                 let name = match &last {
                     Some((start, end, name)) if (*start, *end) == (symbol.start, symbol.end) => name.clone(),
@@ -282,11 +282,11 @@ fn behind_its_size<'s>(table: &'s SymbolTable, image: &Image, at: Svma) -> Resul
 }
 
 fn open<'f>(
-    asked: &ImageTask<'_>,
+    task: &ImageTask<'_>,
     options: &Options<'f>,
     ask: DwarfParts,
 ) -> (Vec<OpenDwarf<'f>>, Vec<String>) {
-    let located = asked.located(options);
+    let located = task.located(options);
     let mut problems = located.problems.clone();
     if !ask.inlines && !ask.lines {
         return (Vec::new(), problems);
@@ -294,17 +294,17 @@ fn open<'f>(
     let mut read = |bytes: &Option<ImageBytes>, split| {
         let sections = Sections::read(bytes.as_ref()?, split, ask);
         sections.unwrap_or_else(|why| {
-            problems.push(format!("{}: {why}", asked.image.path));
+            problems.push(format!("{}: {why}", task.image.path));
             None
         })
     };
     let main = read(&located.debug, false);
     let (shared, package) = (read(&located.shared, false), read(&located.package, true));
     if let Some(main) = main {
-        return (vec![OpenDwarf::new(main, shared, package, &asked.wanted, options.files)], problems);
+        return (vec![OpenDwarf::new(main, shared, package, &task.wanted, options.files)], problems);
     }
-    let Ok(bytes) = &asked.bytes else { return (Vec::new(), problems) };
-    let (objects, refused) = debug_map::objects(asked.image, bytes, &asked.wanted, options.files);
+    let Ok(bytes) = &task.bytes else { return (Vec::new(), problems) };
+    let (objects, refused) = debug_map::objects(task.image, bytes, &task.wanted, options.files);
     problems.extend(refused);
     let mut opened = Vec::new();
     for object in objects {
@@ -316,7 +316,7 @@ fn open<'f>(
             }
             // An object file that was compiled without `-g`.
             Ok(None) => {}
-            Err(why) => problems.push(format!("{}: an object file of it: {why}", asked.image.path)),
+            Err(why) => problems.push(format!("{}: an object file of it: {why}", task.image.path)),
         }
     }
     (opened, problems)

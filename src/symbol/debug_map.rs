@@ -65,8 +65,8 @@ pub(super) fn objects(
     let mut opener =
         Opener { files, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype, archive: None };
     let (mut found, mut problems, mut more) = (Vec::new(), Vec::new(), 0u64);
-    for ((path, modified_s), asked) in map.by_file(wanted, &nlists, directory) {
-        match opener.open(&path, modified_s).and_then(|bytes| place(bytes, &asked, &nlists)) {
+    for ((path, modified_s), queries) in map.by_file(wanted, &nlists, directory) {
+        match opener.open(&path, modified_s).and_then(|bytes| place(bytes, &queries, &nlists)) {
             Ok(object) => found.push(object),
             Err(why) if problems.len() < PROBLEMS_MAX => problems.push(format!("{path}: {why}")),
             Err(_) => more += 1,
@@ -145,18 +145,18 @@ impl Map {
             let after = self.0.partition_point(|function| function.start <= *address);
             let function = after.checked_sub(1).and_then(|at| self.0.get(at));
             let Some(function) = function.filter(|function| *address < function.end) else { continue };
-            let asked = ObjectQuery { function, into: address - function.start, index };
-            by_place.entry(function.file).or_default().push(asked);
+            let query = ObjectQuery { function, into: address - function.start, index };
+            by_place.entry(function.file).or_default().push(query);
         }
         let mut files: BTreeMap<(String, u64), Vec<ObjectQuery<'_>>> = BTreeMap::new();
-        for (named, asked) in by_place {
+        for (named, queries) in by_place {
             let path = String::from_utf8_lossy(nlists.name(named.path, NAME_BYTES_MAX));
             // `-oso_prefix` strips the build directory.
             let path = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
-            files.entry((path, named.modified_s)).or_default().extend(asked);
+            files.entry((path, named.modified_s)).or_default().extend(queries);
         }
         // The string pool may contain a path more than once.
-        files.values_mut().for_each(|asked| asked.sort_unstable_by_key(|asked| asked.index));
+        files.values_mut().for_each(|queries| queries.sort_unstable_by_key(|queries| queries.index));
         files
     }
 }
@@ -208,12 +208,12 @@ impl Opener<'_> {
 /// Translates the addresses to an object file, where the functions have the same names at other addresses.
 fn place(
     bytes: ImageBytes,
-    asked: &[ObjectQuery<'_>],
+    queries: &[ObjectQuery<'_>],
     nlists: &Nlists<'_>,
 ) -> Result<ObjectFile, ObjectFileError> {
     let mut starts: HashMap<&[u8], Option<u64>> = HashMap::new();
-    for asked in asked.chunk_by(|a, b| a.function.start == b.function.start) {
-        starts.entry(nlists.name(asked[0].function.name, NAME_BYTES_MAX)).or_insert(None);
+    for group in queries.chunk_by(|a, b| a.function.start == b.function.start) {
+        starts.entry(nlists.name(group[0].function.name, NAME_BYTES_MAX)).or_insert(None);
     }
     let data = bytes.bytes();
     let is_object = MachHeader64::<LittleEndian>::parse(data, 0)
@@ -228,11 +228,11 @@ fn place(
             }
         }
     }
-    let mut places: Vec<(u64, u32)> = asked
+    let mut places: Vec<(u64, u32)> = queries
         .iter()
-        .filter_map(|asked| {
-            let start = *starts.get(nlists.name(asked.function.name, NAME_BYTES_MAX))?;
-            Some((start?.checked_add(asked.into)?, asked.index))
+        .filter_map(|query| {
+            let start = *starts.get(nlists.name(query.function.name, NAME_BYTES_MAX))?;
+            Some((start?.checked_add(query.into)?, query.index))
         })
         .collect();
     places.sort_unstable();

@@ -448,8 +448,8 @@ impl Layout {
     }
 
     /// Derives facts missing in descriptions from the registers of a thread.
-    pub(super) fn learn(&mut self, told: &ThreadRegisters) {
-        if let Registers::Arm(registers) = &told.registers {
+    pub(super) fn learn(&mut self, answer: &ThreadRegisters) {
+        if let Registers::Arm(registers) = &answer.registers {
             self.m_profile = Some(registers.m_profile);
         }
     }
@@ -616,11 +616,11 @@ mod layout_tests {
         // Four bytes of flags, then rip, r15, r14 and so on.
         let sent: Vec<Option<u8>> =
             [0; 4].into_iter().chain((1..=17u64).flat_map(u64::to_le_bytes)).map(Some).collect();
-        let told = layout.registers(&sent, &|_| None).unwrap();
-        let Registers::X86_64(registers) = told.registers else { panic!("another processor") };
+        let answer = layout.registers(&sent, &|_| None).unwrap();
+        let Registers::X86_64(registers) = answer.registers else { panic!("another processor") };
         assert_eq!((registers.rip, registers.gpr[15], registers.gpr[0]), (1, 2, 17));
         assert_eq!(registers.gpr[X86_64::RSP], 10);
-        assert_eq!(told.call, None);
+        assert_eq!(answer.call, None);
     }
 
     #[test]
@@ -629,8 +629,8 @@ mod layout_tests {
         let sent: Vec<Option<u8>> = (0..31u64).flat_map(u64::to_le_bytes).map(Some).collect();
         assert_eq!(layout.beyond(sent.len()), [31, 32]);
         assert_eq!(layout.registers(&sent, &|_| None), None);
-        let told = layout.registers(&sent, &|number| Some(u64::from(number) * 100)).unwrap();
-        assert_eq!((told.registers.sp().0, told.registers.pc().0), (3100, 3200));
+        let answer = layout.registers(&sent, &|number| Some(u64::from(number) * 100)).unwrap();
+        assert_eq!((answer.registers.sp().0, answer.registers.pc().0), (3100, 3200));
         let unknown = vec![None; 33 * 8];
         assert_eq!(layout.registers(&unknown, &|_| Some(1)), None, "not to be had");
     }
@@ -641,9 +641,9 @@ mod layout_tests {
         let sent: Vec<Option<u8>> = (1..=9u32).flat_map(u32::to_le_bytes).map(Some).collect();
         assert_eq!(layout.beyond(sent.len()), [0u32; 0]);
         assert_eq!(layout.beyond(sent.len() - 1), [8]);
-        let told = layout.registers(&sent, &|_| None).unwrap();
-        let Registers::X86(registers) = told.registers else { panic!("another processor") };
-        assert_eq!((registers.gpr, registers.eip, told.call), ([1, 2, 3, 4, 5, 6, 7, 8], 9, None));
+        let answer = layout.registers(&sent, &|_| None).unwrap();
+        let Registers::X86(registers) = answer.registers else { panic!("another processor") };
+        assert_eq!((registers.gpr, registers.eip, answer.call), ([1, 2, 3, 4, 5, 6, 7, 8], 9, None));
         let wide = vec![register("eax", 0, 64)];
         assert!(Layout::of(Arch::X86, &described(wide)).unwrap_err().contains("32 were expected"));
     }

@@ -292,8 +292,8 @@ impl Decoder {
             },
             State::Sum => self.state = State::SumOf(byte),
             State::SumOf(first) => {
-                let told = hex_digit(first).zip(hex_digit(byte)).map(|(high, low)| high << 4 | low);
-                out.push_back(self.end(told));
+                let sum = hex_digit(first).zip(hex_digit(byte)).map(|(high, low)| high << 4 | low);
+                out.push_back(self.end(sum));
             }
             _ if byte == b'$' => {
                 // `$` is never part of a body: the end of the previous packet was lost.
@@ -339,12 +339,12 @@ impl Decoder {
         }
     }
 
-    fn end(&mut self, told: Option<u8>) -> Item {
+    fn end(&mut self, sum: Option<u8>) -> Item {
         self.state = State::Between;
         let body = std::mem::take(&mut self.body);
         match self.damage.take() {
             Some(why) => Item::Damaged(why),
-            None if told != Some(self.sum) => Item::Damaged("a packet with a wrong checksum"),
+            None if sum != Some(self.sum) => Item::Damaged("a packet with a wrong checksum"),
             None if self.is_notification => Item::Notification(body),
             None => Item::Packet(body),
         }

@@ -165,16 +165,16 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFa
     }
     stub.begin()?;
     stub.choose_any_thread()?;
-    if let Some(told) = registers_described(stub)? {
-        description.registers = told.registers;
-        let told_or = |told: String, known: &mut String| {
-            if !told.is_empty() {
-                *known = told;
+    if let Some(described) = registers_described(stub)? {
+        description.registers = described.registers;
+        let replace_known = |new: String, known: &mut String| {
+            if !new.is_empty() {
+                *known = new;
             }
         };
-        told_or(told.architecture, &mut description.architecture);
+        replace_known(described.architecture, &mut description.architecture);
         if !stub.offers.lldb {
-            told_or(told.system, &mut description.system);
+            replace_known(described.system, &mut description.system);
         }
     }
     if description.architecture.is_empty()
@@ -199,15 +199,15 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFa
     }
     let mut images = Images::new(exec.clone(), system, layout.arch.pointer_bytes() as usize);
     let first = stub.run.threads.first().copied();
-    let told = match first {
+    let answer = match first {
         Some(first) => stub.registers(&[first], &layout)?.pop().flatten(),
         None => None,
     };
-    if let Some(told) = &told {
-        layout.learn(told);
+    if let Some(answer) = &answer {
+        layout.learn(answer);
     }
     let address_mask = address_mask(stub, &description, layout.arch, system)?;
-    let pc = told.map(|told| told.registers.pc()).map(|Avma(pc)| pc & address_mask);
+    let pc = answer.map(|answer| answer.registers.pc()).map(|Avma(pc)| pc & address_mask);
     images.learn(stub, pc)?;
     if let (Some(exec), System::Bare) = (&exec, system)
         && let Some(why) = images.problem()

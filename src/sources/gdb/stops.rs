@@ -25,8 +25,8 @@ const MAPS_NS: u64 = 250_000_000;
 
 /// A thread in a stop.
 struct Copy {
-    asked: StopRequest,
-    told: Option<ThreadRegisters>,
+    request: StopRequest,
+    answer: Option<ThreadRegisters>,
     /// The second stack pointer, if there is one.
     other_sp: Option<u64>,
     waits: Option<bool>,
@@ -40,14 +40,14 @@ impl GdbTarget {
     /// # Errors
     /// The stub cannot be reached.
     pub(super) fn capture_asked(&mut self) -> Result<(), ConnectionError> {
-        let count = self.stops.asked.len().min(self.stops.at_once());
-        let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();
+        let count = self.stops.requests.len().min(self.stops.at_once());
+        let requests: Vec<StopRequest> = self.stops.requests.drain(..count).collect();
         let begun_ns = self.clock.now_ns();
         self.stub.within(STOP, "a stop");
         if !self.stub.stop()? {
-            asked
+            requests
                 .iter()
-                .for_each(|asked| self.stops.failed(asked.thread, "process ended before it was stopped"));
+                .for_each(|request| self.stops.failed(request.thread, "process ended before it was stopped"));
             self.take_news();
             return Ok(());
         }
@@ -58,7 +58,7 @@ impl GdbTarget {
         };
         self.stops.count += 1;
         self.update_threads(begun_ns)?;
-        let mut copies: Vec<Copy> = asked.into_iter().map(|asked| self.begin_copy(asked)).collect();
+        let mut copies: Vec<Copy> = requests.into_iter().map(|request| self.begin_copy(request)).collect();
         self.copy_registers(&mut copies)?;
         self.copy_stacks(&mut copies)?;
         self.look_at_maps(&copies, begun_ns)?;
@@ -73,8 +73,8 @@ impl GdbTarget {
             copy.capture.pause_ns = pause_ns;
             copy.capture.stopped_ns = std::mem::take(&mut stopped_ns);
             self.account(&mut copy, ran_ns);
-            let Copy { asked, capture, outcome, .. } = copy;
-            self.stops.made.push_back(StopResult { thread: asked.thread, outcome, capture });
+            let Copy { request, capture, outcome, .. } = copy;
+            self.stops.made.push_back(StopResult { thread: request.thread, outcome, capture });
         }
         self.take_news();
         Ok(())
@@ -89,40 +89,40 @@ impl GdbTarget {
         thread: ThreadId,
         stack_bytes: usize,
     ) -> Result<(StopOutcome, Capture), ConnectionError> {
-        let asked = StopRequest { thread, stack_bytes, keep_waiting: true };
-        let mut copies = [self.begin_copy(asked)];
+        let request = StopRequest { thread, stack_bytes, keep_waiting: true };
+        let mut copies = [self.begin_copy(request)];
         self.copy_registers(&mut copies)?;
         self.copy_stacks(&mut copies)?;
         let [copy] = copies;
         Ok((copy.outcome, copy.capture))
     }
 
-    fn begin_copy(&mut self, asked: StopRequest) -> Copy {
+    fn begin_copy(&mut self, request: StopRequest) -> Copy {
         let outcome = StopOutcome::Unreadable("registers could not be read");
-        Copy { asked, told: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }
+        Copy { request, answer: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }
     }
 
     /// Copies all registers in one round trip, and recognises waiting threads.
     fn copy_registers(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
-        let threads: Vec<Option<Tid>> = copies.iter().map(|copy| self.tid(copy.asked.thread)).collect();
+        let threads: Vec<Option<Tid>> = copies.iter().map(|copy| self.tid(copy.request.thread)).collect();
         let known: Vec<Tid> = threads.iter().flatten().copied().collect();
-        let mut told = self.stub.registers(&known, &self.layout)?.into_iter();
+        let mut answers = self.stub.registers(&known, &self.layout)?.into_iter();
         for (copy, thread) in copies.iter_mut().zip(&threads) {
             if thread.is_none() {
-                if self.is_switched_out(copy.asked.thread) {
+                if self.is_switched_out(copy.request.thread) {
                     copy.waits = Some(true);
                 } else {
                     copy.outcome = StopOutcome::Unreadable("thread ended before it was stopped");
                 }
                 continue;
             }
-            copy.told = told.next().flatten();
-            let Some(told) = &copy.told else { continue };
-            copy.capture.registers = told.registers;
-            copy.waits = match threads::by_registers(told, self.system) {
+            copy.answer = answers.next().flatten();
+            let Some(answer) = &copy.answer else { continue };
+            copy.capture.registers = answer.registers;
+            copy.waits = match threads::by_registers(answer, self.system) {
                 ThreadState::Waits => Some(true),
                 ThreadState::Runs => Some(false),
-                ThreadState::CodeDecides => self.stops.places.get(&told.registers.pc().0).copied(),
+                ThreadState::CodeDecides => self.stops.places.get(&answer.registers.pc().0).copied(),
             };
         }
         self.find_other_stacks(copies, &threads)?;
@@ -136,7 +136,7 @@ impl GdbTarget {
         threads: &[Option<Tid>],
     ) -> Result<(), ConnectionError> {
         let handlers = copies.iter_mut().zip(threads).filter_map(|(copy, thread)| {
-            let number = self.layout.other_sp(&copy.told.as_ref()?.registers)?;
+            let number = self.layout.other_sp(&copy.answer.as_ref()?.registers)?;
             Some((copy, ((*thread)?, number)))
         });
         let (handlers, wanted): (Vec<&mut Copy>, Vec<(Tid, u32)>) = handlers.unzip();
@@ -144,7 +144,7 @@ impl GdbTarget {
             // During a task switch it is still the previous task's.
             let is_its_own = |sp: &u64| {
                 let tasks = self.tasks.as_ref().filter(|tasks| tasks.current().is_some());
-                tasks.is_none_or(|tasks| tasks.is_on_stack_of(copy.asked.thread.0, *sp))
+                tasks.is_none_or(|tasks| tasks.is_on_stack_of(copy.request.thread.0, *sp))
             };
             copy.other_sp = sp.filter(is_its_own);
         }
@@ -155,13 +155,13 @@ impl GdbTarget {
     fn copy_saved_registers(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let Some(tasks) = &self.tasks else { return Ok(()) };
         let is_wanted =
-            |copy: &&mut Copy| copy.asked.keep_waiting && copy.told.is_none() && copy.waits == Some(true);
+            |copy: &&mut Copy| copy.request.keep_waiting && copy.answer.is_none() && copy.waits == Some(true);
         let m_profile = self.layout.is_m_profile();
         let mut wanted: Vec<&mut Copy> = copies.iter_mut().filter(is_wanted).collect();
         if wanted.is_empty() {
             return Ok(());
         }
-        let tcbs: Vec<u64> = wanted.iter().map(|copy| copy.asked.thread.0).collect();
+        let tcbs: Vec<u64> = wanted.iter().map(|copy| copy.request.thread.0).collect();
         let (stub, images) = (&mut self.stub, &self.images);
         let is_code = |at: u64| images.contains(at);
         let saved =
@@ -171,7 +171,7 @@ impl GdbTarget {
             let Some(registers) = registers else { continue };
             let registers = Registers::Arm(registers);
             copy.capture.registers = registers;
-            copy.told = Some(ThreadRegisters { registers, call: None });
+            copy.answer = Some(ThreadRegisters { registers, call: None });
         }
         Ok(())
     }
@@ -180,31 +180,31 @@ impl GdbTarget {
     fn copy_stacks(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let mut ranges = Vec::new();
         for copy in copies.iter() {
-            let Some(told) = &copy.told else { continue };
-            let pc = told.registers.pc().0 & self.process.address_mask;
+            let Some(answer) = &copy.answer else { continue };
+            let pc = answer.registers.pc().0 & self.process.address_mask;
             if copy.waits.is_none() {
                 ranges.push(Range { at: pc.wrapping_sub(AROUND_BYTES as u64), bytes: 2 * AROUND_BYTES });
             }
-            if copy.waits != Some(true) || copy.asked.keep_waiting {
-                ranges.push(self.stack_range(copy.asked, told.registers.sp().0));
-                ranges.extend(copy.other_sp.map(|sp| self.stack_range(copy.asked, sp)));
+            if copy.waits != Some(true) || copy.request.keep_waiting {
+                ranges.push(self.stack_range(copy.request, answer.registers.sp().0));
+                ranges.extend(copy.other_sp.map(|sp| self.stack_range(copy.request, sp)));
             }
         }
         let mut read = self.stub.read_ranges(&ranges)?.into_iter().zip(&ranges);
         let mut again = Vec::new();
         for (index, copy) in copies.iter_mut().enumerate() {
-            let Some(told) = &copy.told else { continue };
-            let wanted = copy.waits != Some(true) || copy.asked.keep_waiting;
+            let Some(answer) = &copy.answer else { continue };
+            let wanted = copy.waits != Some(true) || copy.request.keep_waiting;
             if copy.waits.is_none() {
                 let code = read.next().map(|(code, _)| code).unwrap_or_default();
                 let waits = match code.as_slice() {
                     &[a, b, c, d, e, f, g, h] => {
-                        threads::by_code(told, [a, b, c, d], [e, f, g, h], self.system)
+                        threads::by_code(answer, [a, b, c, d], [e, f, g, h], self.system)
                     }
                     _ => false,
                 };
-                if self.decided_by_place(told) && self.stops.places.len() < PLACES_MAX {
-                    self.stops.places.insert(told.registers.pc().0, waits);
+                if self.decided_by_place(answer) && self.stops.places.len() < PLACES_MAX {
+                    self.stops.places.insert(answer.registers.pc().0, waits);
                 }
                 copy.waits = Some(waits);
             }
@@ -213,18 +213,19 @@ impl GdbTarget {
                 continue;
             }
             let Some((bytes, range)) = read.next() else { continue };
-            let sp = told.registers.sp().0;
+            let sp = answer.registers.sp().0;
             if bytes.is_empty() && range.at < sp {
                 // The page below the stack pointer is not part of the stack.
-                again.push((index, Range { at: sp, bytes: copy.asked.stack_bytes }));
+                again.push((index, Range { at: sp, bytes: copy.request.stack_bytes }));
             } else {
                 self.take_stack(copy, *range, bytes);
             }
             if copy.other_sp.is_some()
                 && let Some((bytes, range)) = read.next()
             {
-                self.learn_limit(copy.asked.thread, *range, bytes.len());
-                let (base, limit) = (Avma(range.at), self.stack_limit(copy.asked.thread, range.at).map(Avma));
+                self.learn_limit(copy.request.thread, *range, bytes.len());
+                let (base, limit) =
+                    (Avma(range.at), self.stack_limit(copy.request.thread, range.at).map(Avma));
                 copy.capture.other_stack = Some(Box::new(OtherStack { base, bytes, limit }));
             }
         }
@@ -239,17 +240,20 @@ impl GdbTarget {
 
     /// Whether the code address alone decides if threads wait there, for all threads and times: on Arm's
     /// Linux a result register decides, too.
-    fn decided_by_place(&self, told: &ThreadRegisters) -> bool {
+    fn decided_by_place(&self, answer: &ThreadRegisters) -> bool {
         use super::threads::System;
-        !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_) | Registers::Arm(_)))
+        !matches!(
+            (self.system, &answer.registers),
+            (System::Linux, Registers::Aarch64(_) | Registers::Arm(_))
+        )
     }
 
     /// The bytes to copy: from the red zone below the stack pointer to the end of the stack size or of the
     /// stack.
-    fn stack_range(&self, asked: StopRequest, sp: u64) -> Range {
+    fn stack_range(&self, request: StopRequest, sp: u64) -> Range {
         let below = sp.min(self.layout.arch.red_zone_bytes_max());
-        let end = sp.saturating_add(asked.stack_bytes as u64);
-        let limit = self.stack_limit(asked.thread, sp);
+        let end = sp.saturating_add(request.stack_bytes as u64);
+        let limit = self.stack_limit(request.thread, sp);
         let end = limit.map_or(end, |limit| end.min(limit));
         // Memory ends at 4 GiB on 32-bit targets.
         let end = if self.layout.arch.pointer_bytes() == 4 { end.min(1 << 32).max(sp) } else { end };
@@ -269,8 +273,8 @@ impl GdbTarget {
             copy.outcome = StopOutcome::Unreadable("stack could not be read");
             return;
         }
-        self.learn_limit(copy.asked.thread, range, bytes.len());
-        copy.capture.stack_limit = self.stack_limit(copy.asked.thread, sp).map(Avma);
+        self.learn_limit(copy.request.thread, range, bytes.len());
+        copy.capture.stack_limit = self.stack_limit(copy.request.thread, sp).map(Avma);
         copy.capture.stack_base = Avma(range.at);
         copy.capture.stack = bytes;
         copy.outcome = StopOutcome::Captured;
@@ -292,24 +296,25 @@ impl GdbTarget {
     /// Charges a thread that was found running with the time since the previous stop.
     fn account(&mut self, copy: &mut Copy, ran_ns: u64) {
         let waits = copy.waits == Some(true);
-        let is_told = copy.told.is_some() || waits;
-        let Some(thread) = self.threads.get_mut(&copy.asked.thread).filter(|_| is_told) else { return };
+        let has_answer = copy.answer.is_some() || waits;
+        let Some(thread) = self.threads.get_mut(&copy.request.thread).filter(|_| has_answer) else { return };
         if !waits {
             thread.ran_ns = thread.ran_ns.saturating_add(ran_ns);
         }
         let activity = if waits { Activity::Waiting } else { Activity::Running };
         copy.capture.status =
             Some(ThreadStatus { cpu_ns: thread.ran_ns, switches: self.stops.count, activity });
-        if waits && !copy.asked.keep_waiting {
+        if waits && !copy.request.keep_waiting {
             copy.outcome = StopOutcome::BeganToWait;
         }
     }
 
     /// If only a stop shows the mappings: reads them when a thread is in unknown code, or on request.
     fn look_at_maps(&mut self, copies: &[Copy], now_ns: u64) -> Result<(), ConnectionError> {
-        let known =
-            |told: &ThreadRegisters| self.images.contains(told.registers.pc().0 & self.process.address_mask);
-        let unknown = copies.iter().filter_map(|copy| copy.told.as_ref()).any(|told| !known(told));
+        let known = |answer: &ThreadRegisters| {
+            self.images.contains(answer.registers.pc().0 & self.process.address_mask)
+        };
+        let unknown = copies.iter().filter_map(|copy| copy.answer.as_ref()).any(|answer| !known(answer));
         if unknown && self.stub.run.non_stop {
             self.events.push_back(TargetEvent::ImagesChanged);
             return Ok(());
@@ -353,7 +358,7 @@ pub(super) struct StopResult {
 /// Requested and completed stops of a target.
 #[derive(Default)]
 pub(super) struct Stops {
-    pub(super) asked: VecDeque<StopRequest>,
+    pub(super) requests: VecDeque<StopRequest>,
     pub(super) made: VecDeque<StopResult>,
     pub(super) spare: Vec<Capture>,
     /// Number of stops so far, which distinguishes the polls of a thread.

@@ -261,7 +261,7 @@ impl GdbTarget {
         let stops = !self.stub.can_be_asked();
         let begun_ns = self.clock.now_ns();
         self.stub.within(STOP, "what it was asked");
-        let asked = (|| {
+        let answer = (|| {
             if stops && !self.stub.stop()? {
                 return Ok(None);
             }
@@ -277,7 +277,7 @@ impl GdbTarget {
             self.stops.stopped_ns += self.clock.now_ns().saturating_sub(begun_ns);
         }
         self.take_news();
-        match asked {
+        match answer {
             Ok(answer) => answer.ok_or(Fault::Gone),
             Err(broken) => Err(self.lose(&broken)),
         }
@@ -347,8 +347,8 @@ impl Target for GdbTarget {
         if !self.threads.contains_key(&thread) {
             return Err(Fault::ThreadGone);
         }
-        if !self.stops.asked.iter().any(|asked| asked.thread == thread) {
-            self.stops.asked.push_back(StopRequest { thread, stack_bytes, keep_waiting });
+        if !self.stops.requests.iter().any(|request| request.thread == thread) {
+            self.stops.requests.push_back(StopRequest { thread, stack_bytes, keep_waiting });
         }
         Ok(())
     }
@@ -369,7 +369,7 @@ impl Target for GdbTarget {
             if self.stub.run.ended {
                 return Err(Fault::Gone);
             }
-            let done = if self.stops.asked.is_empty() {
+            let done = if self.stops.requests.is_empty() {
                 let left_ns = until_ns.saturating_sub(self.clock.now_ns());
                 if left_ns == 0 && (attended || until_ns == 0) {
                     return Ok(TargetEvent::Timeout);

@@ -102,18 +102,18 @@ impl Stub {
             questions.push(format!("g{suffix}").into_bytes());
         }
         let answers = self.flight(&questions)?;
-        let mut told = Vec::with_capacity(threads.len());
+        let mut registers = Vec::with_capacity(threads.len());
         for (thread, at) in threads.iter().zip(answers_at) {
             let selected = at == 0 || questions[at - 1].first() != Some(&b'H') || answers[at - 1] == b"OK";
             let sent = register_bytes(&answers[at]).filter(|_| selected);
-            told.push(match sent {
+            registers.push(match sent {
                 Some(sent) => self.registers_of(*thread, layout, &sent)?,
                 // Without `g` each register is read separately. An error means that this thread has none.
                 None if answers[at].is_empty() && selected => self.registers_of(*thread, layout, &[])?,
                 None => None,
             });
         }
-        Ok(told)
+        Ok(registers)
     }
 
     /// The registers of one thread, some of them from a reply to `g`.
@@ -276,17 +276,17 @@ pub enum ThreadState {
 
 /// Derives the state from registers.
 #[must_use]
-pub fn by_registers(told: &ThreadRegisters, system: System) -> ThreadState {
+pub fn by_registers(answer: &ThreadRegisters, system: System) -> ThreadState {
     let in_call = |result: i64| {
         let interrupted = result == EINTR || RESTART_CODES.contains(&result);
-        match told.call {
+        match answer.call {
             _ if !interrupted => ThreadState::Runs,
             Some(call) if call >= 0 => ThreadState::Waits,
             Some(_) => ThreadState::Runs,
             None => ThreadState::CodeDecides,
         }
     };
-    match (system, &told.registers) {
+    match (system, &answer.registers) {
         (System::Linux, Registers::X86_64(registers)) => in_call(registers.gpr[0].cast_signed()),
         (System::Linux, Registers::X86(registers)) => in_call((registers.gpr[0] as u32).cast_signed().into()),
         _ => ThreadState::CodeDecides,
@@ -296,7 +296,7 @@ pub fn by_registers(told: &ThreadRegisters, system: System) -> ThreadState {
 /// Whether code shows that a thread waits: `before` ends at the program counter, `after` begins there.
 #[must_use]
 pub fn by_code(
-    told: &ThreadRegisters,
+    answer: &ThreadRegisters,
     before: [u8; AROUND_BYTES],
     after: [u8; AROUND_BYTES],
     system: System,
@@ -307,7 +307,7 @@ pub fn by_code(
     const SVC_0: u32 = 0xd400_0001;
     const SVC_80: u32 = 0xd400_1001;
     const WAITS: [u32; 2] = [0xd503_207f, 0xd503_205f];
-    match &told.registers {
+    match &answer.registers {
         Registers::X86_64(_) => match system {
             System::Linux | System::Mach => before[2..] == SYSCALL,
             System::Bare => before[3] == HLT || after[0] == HLT,
@@ -435,7 +435,7 @@ mod waits_tests {
 
     #[test]
     fn arm_waits_are_at_svc_or_wfi() {
-        let told = |x0: i64| ThreadRegisters {
+        let answer = |x0: i64| ThreadRegisters {
             registers: Registers::Aarch64(Aarch64 {
                 x: std::array::from_fn(|number| if number == 0 { x0.cast_unsigned() } else { 0 }),
                 sp: 0,
@@ -445,11 +445,11 @@ mod waits_tests {
         };
         let (svc, nop, wfi) =
             (0xd400_0001u32.to_le_bytes(), 0xd503_201fu32.to_le_bytes(), 0xd503_207fu32.to_le_bytes());
-        assert!(by_code(&told(3), nop, svc, System::Linux));
-        assert!(by_code(&told(-4), svc, nop, System::Linux));
-        assert!(!by_code(&told(8), svc, nop, System::Linux), "the call is done");
-        assert!(by_code(&told(0), wfi, nop, System::Bare) && by_code(&told(0), nop, wfi, System::Bare));
-        assert!(!by_code(&told(0), nop, nop, System::Bare));
+        assert!(by_code(&answer(3), nop, svc, System::Linux));
+        assert!(by_code(&answer(-4), svc, nop, System::Linux));
+        assert!(!by_code(&answer(8), svc, nop, System::Linux), "the call is done");
+        assert!(by_code(&answer(0), wfi, nop, System::Bare) && by_code(&answer(0), nop, wfi, System::Bare));
+        assert!(!by_code(&answer(0), nop, nop, System::Bare));
     }
 
     fn arm(status: u32, m_profile: bool) -> ThreadRegisters {

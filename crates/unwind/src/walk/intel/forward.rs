@@ -495,39 +495,39 @@ impl Callees {
         self.answer::<P>((entry.0, DEPTH_MAX), code).returns
     }
 
-    fn answer<P: Intel>(&mut self, asked: CalleeKey, code: &dyn Code) -> CalleeFacts {
-        if asked.1 == 0 {
-            return CalleeFacts { returns: false, is_lasting: true, depends_on: Span::of(asked.0) };
+    fn answer<P: Intel>(&mut self, key: CalleeKey, code: &dyn Code) -> CalleeFacts {
+        if key.1 == 0 {
+            return CalleeFacts { returns: false, is_lasting: true, depends_on: Span::of(key.0) };
         }
-        if let Some(answer) = self.kept.get(&asked) {
+        if let Some(answer) = self.kept.get(&key) {
             code.note_dependency(Avma(answer.depends_on.first), Avma(answer.depends_on.last));
             return *answer;
         }
-        if let Some(answer) = self.passing.get(&asked) {
+        if let Some(answer) = self.passing.get(&key) {
             return *answer;
         }
-        let (entry, depth) = asked;
+        let (entry, depth) = key;
         let fact_key = self.shared.key(CodeAddress::Pc(Avma(entry)), code);
         if let Some(known) = fact_key.as_ref().and_then(|fact_key| self.shared.get(fact_key, depth)) {
             let answer = CalleeFacts { depends_on: known.depends_on.moved(entry), ..known };
             code.note_dependency(Avma(answer.depends_on.first), Avma(answer.depends_on.last));
-            self.keep(asked, answer);
+            self.keep(key, answer);
             return answer;
         }
-        let room = self.visited.get_mut(asked.1 as usize - 1);
+        let room = self.visited.get_mut(key.1 as usize - 1);
         let mut visited = room.map(std::mem::take).unwrap_or_default();
         visited.clear();
-        let mut answer = self.leads_to_return::<P>(asked, code, &mut visited);
-        if let Some(room) = self.visited.get_mut(asked.1 as usize - 1) {
+        let mut answer = self.leads_to_return::<P>(key, code, &mut visited);
+        if let Some(room) = self.visited.get_mut(key.1 as usize - 1) {
             *room = visited;
         }
         // With the budget spent, the answer does not depend on the function alone.
         answer.is_lasting &= self.left > 0;
         if !answer.is_lasting {
-            self.passing.insert(asked, answer);
+            self.passing.insert(key, answer);
             return answer;
         }
-        self.keep(asked, answer);
+        self.keep(key, answer);
         if let Some(fact_key) = fact_key.filter(|fact_key| answer.depends_on.is_in(&fact_key.mapped)) {
             let from_entry = answer.depends_on.moved(entry.wrapping_neg());
             self.shared.insert(&fact_key, depth, CalleeFacts { depends_on: from_entry, ..answer }, false);
@@ -535,11 +535,11 @@ impl Callees {
         answer
     }
 
-    fn keep(&mut self, asked: CalleeKey, answer: CalleeFacts) {
+    fn keep(&mut self, key: CalleeKey, answer: CalleeFacts) {
         if self.kept.len() >= KEPT_MAX {
             self.kept.clear();
         }
-        self.kept.insert(asked, answer);
+        self.kept.insert(key, answer);
     }
 
     /// Computes the answer for [`Callees::answer`].

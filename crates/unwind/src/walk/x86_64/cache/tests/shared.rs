@@ -28,12 +28,12 @@ struct Mapped {
 /// A process's mappings, and the number of requests for them.
 struct Process {
     mapped: Vec<Mapped>,
-    asked: Cell<u32>,
+    queries: Cell<u32>,
 }
 
 impl Process {
     fn new(mapped: &[Mapped]) -> Process {
-        Process { mapped: mapped.to_vec(), asked: Cell::new(0) }
+        Process { mapped: mapped.to_vec(), queries: Cell::new(0) }
     }
 
     fn find(&self, at: Avma) -> Option<(&Mapped, u64)> {
@@ -44,7 +44,7 @@ impl Process {
     }
 
     fn ask(&self, at: Avma) -> Option<(&Mapped, u64)> {
-        self.asked.set(self.asked.get() + 1);
+        self.queries.set(self.queries.get() + 1);
         self.find(at)
     }
 }
@@ -99,7 +99,7 @@ fn addresses(start: u64) -> Vec<CodeAddress> {
 
 /// All facts of a cache about the addresses of a file, and the number of requests for them.
 fn learned(cache: &mut Cache, process: &Process, start: u64) -> (Vec<String>, u32) {
-    process.asked.set(0);
+    process.queries.set(0);
     let rules = addresses(start).into_iter().map(|address| {
         let rule = cache.rule(address, process);
         let kept = cache.kept(rule).cloned();
@@ -107,7 +107,7 @@ fn learned(cache: &mut Cache, process: &Process, start: u64) -> (Vec<String>, u3
         let rule = if kept.is_some() { rule.with_row(0) } else { rule };
         format!("{rule:?} {saved:?} {kept:?}")
     });
-    (rules.collect(), process.asked.get())
+    (rules.collect(), process.queries.get())
 }
 
 /// The caches of two processes that share their facts.
@@ -122,8 +122,8 @@ const THERE: u64 = 0x7f12_3456_7000;
 #[test]
 fn a_second_process_learns_nothing_about_the_same_file() {
     let (mut first, mut second) = two();
-    let (rules, asked) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
-    assert!(asked > 100, "{asked}");
+    let (rules, queries) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
+    assert!(queries > 100, "{queries}");
     assert!(rules.iter().any(|rules| rules.contains("StackPointer") || rules.contains("Rule(")));
     let process = Process::new(&[file(1, THERE, RETURNS)]);
     assert_eq!(learned(&mut second, &process, THERE), (rules.clone(), 0));
@@ -136,8 +136,8 @@ fn a_second_process_learns_nothing_about_the_same_file() {
 fn a_file_that_is_mapped_twice_is_learned_once() {
     let (mut cache, _) = two();
     let process = Process::new(&[file(1, HERE, RETURNS), file(1, THERE, RETURNS)]);
-    let (rules, asked) = learned(&mut cache, &process, HERE);
-    assert!(asked > 100, "{asked}");
+    let (rules, queries) = learned(&mut cache, &process, HERE);
+    assert!(queries > 100, "{queries}");
     assert_eq!(learned(&mut cache, &process, THERE), (rules, 0));
 }
 
@@ -146,13 +146,13 @@ fn another_file_and_another_part_of_it_are_learned_separately() {
     let (mut first, mut second) = two();
     let (rules, _) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
     // The same bytes, in a file that replaced the first.
-    let (same, asked) = learned(&mut second, &Process::new(&[file(2, THERE, RETURNS)]), THERE);
-    assert!(same == rules && asked > 100, "{asked}");
+    let (same, queries) = learned(&mut second, &Process::new(&[file(2, THERE, RETURNS)]), THERE);
+    assert!(same == rules && queries > 100, "{queries}");
     second.clear();
     let shorter =
         Mapped { bytes: file(1, THERE, RETURNS).bytes[..0x100].to_vec(), ..file(1, THERE, RETURNS) };
-    let (same, asked) = learned(&mut second, &Process::new(&[shorter]), THERE);
-    assert!(same == rules && asked > 100, "{asked}");
+    let (same, queries) = learned(&mut second, &Process::new(&[shorter]), THERE);
+    assert!(same == rules && queries > 100, "{queries}");
 }
 
 #[test]
@@ -182,10 +182,10 @@ fn rows_since_a_call_are_known_in_the_second_process() {
     assert!(row.as_ref().is_some_and(|row| row.cfa == Cfa::Register(7, 16)), "{row:?}");
     let again = Process::new(&[file(1, THERE, RETURNS)]);
     assert_eq!(second.by_calls.row(Avma(THERE + CALLER), at(THERE, CALLER + 9), &again).cloned(), row);
-    assert_eq!(again.asked.get(), 0);
+    assert_eq!(again.queries.get(), 0);
     // By another entry the row is different.
     let other = second.by_calls.row(Avma(THERE + CALLER + 4), at(THERE, CALLER + 9), &again).cloned();
-    assert!(other.is_some_and(|row| row.cfa == Cfa::Register(7, 8)) && again.asked.get() > 0);
+    assert!(other.is_some_and(|row| row.cfa == Cfa::Register(7, 8)) && again.queries.get() > 0);
 }
 
 #[test]
@@ -196,10 +196,10 @@ fn callees_in_files_are_followed_once() {
         cache.callees.returns::<X86_64>(Avma(start + CALLEE), process)
     };
     let process = Process::new(&[file(1, HERE, RETURNS)]);
-    assert!(returns(&mut first, &process, HERE) && process.asked.get() > 0);
+    assert!(returns(&mut first, &process, HERE) && process.queries.get() > 0);
     let again = Process::new(&[file(1, THERE, RETURNS)]);
     assert!(returns(&mut second, &again, THERE));
-    assert_eq!(again.asked.get(), 0);
+    assert_eq!(again.queries.get(), 0);
     // Facts that depend on another mapping are not shared.
     let neighbour = Mapped { start: HERE + NEIGHBOUR, image: 9, bytes: vec![0xc3] };
     let with = Process::new(&[file(2, HERE, JUMPS_AWAY), neighbour]);
