@@ -7,22 +7,22 @@
 use std::borrow::Cow;
 
 use object::LittleEndian;
-use object::elf::{self, CompressionHeader32, CompressionHeader64, FileHeader32, FileHeader64};
+use object::elf;
 use object::macho::{
     ARM64_RELOC_SUBTRACTOR, ARM64_RELOC_UNSIGNED, CPU_TYPE_ARM64, CPU_TYPE_X86_64, MH_OBJECT, MachHeader64,
     Relocation, SECTION_TYPE, X86_64_RELOC_SUBTRACTOR, X86_64_RELOC_UNSIGNED,
 };
 use object::pe::{IMAGE_SCN_MEM_EXECUTE, ImageNtHeaders32, ImageNtHeaders64};
 use object::read::ReadRef;
-use object::read::elf::{CompressionHeader, FileHeader, SectionHeader};
 use object::read::macho::{MachHeader as _, Section as _, Segment as _};
 use object::read::pe::{ImageNtHeaders, ImageOptionalHeader};
 
 use super::error::SectionError;
 use super::table::macho::Nlists;
 use crate::binary::FormatError;
-use crate::binary::elf::{Class, SECTION_NAME_BYTES_MAX, class, section_names};
-use crate::binary::object::{Format, name_at};
+use crate::binary::elf::SECTION_NAME_BYTES_MAX;
+use crate::binary::elf::file::{File, SectionHeader};
+use crate::binary::object::Format;
 use crate::binary::pe::{self, Pe};
 use crate::binary::unpack::{self, Packing};
 
@@ -101,50 +101,36 @@ impl<'a> Section<'a> {
 /// # Errors
 /// The file has another format, or invalid headers.
 pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, FormatError> {
-    let found = match Format::of(data)? {
-        Format::MachO => of_macho(data),
+    Ok(match Format::of(data)? {
+        Format::MachO => of_macho(data)?,
         Format::Pe => match Pe::parse(data)?.is_64 {
-            true => of_pe::<ImageNtHeaders64>(data),
-            false => of_pe::<ImageNtHeaders32>(data),
+            true => of_pe::<ImageNtHeaders64>(data)?,
+            false => of_pe::<ImageNtHeaders32>(data)?,
         },
-        Format::Elf => match class(data)? {
-            Class::Elf32 => of_elf::<FileHeader32<LittleEndian>>(data, |section| {
-                packed::<CompressionHeader32<LittleEndian>>(section)
-            }),
-            Class::Elf64 => of_elf::<FileHeader64<LittleEndian>>(data, |section| {
-                packed::<CompressionHeader64<LittleEndian>>(section)
-            }),
-        },
-    };
-    Ok(found?)
+        Format::Elf => of_elf(File::parse(data)?)?,
+    })
 }
 
-fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
-    data: &'a [u8],
-    packed: impl Fn(&mut Section<'a>),
-) -> object::read::Result<Vec<Section<'a>>> {
-    let header = H::parse(data)?;
-    let endian = header.endian()?;
-    let headers = header.section_headers(endian, data)?;
-    let names = section_names(header, data, headers);
-    let mut out = Vec::with_capacity(headers.len().min(SECTIONS_MAX));
-    for section in headers.iter().take(SECTIONS_MAX) {
-        let name = name_at(names, section.sh_name(endian), SECTION_NAME_BYTES_MAX);
+fn of_elf<'a>(file: File<'a>) -> Result<Vec<Section<'a>>, FormatError> {
+    let section = |section: SectionHeader<'a>| {
         let mut found = Section {
-            name: String::from_utf8_lossy(name),
-            bytes: section.data(endian, data).unwrap_or_default(),
-            svma: section.sh_addr(endian).into(),
-            size: section.sh_size(endian).into(),
-            kind: section.sh_type(endian).0,
-            link: section.sh_link(endian),
-            info: section.sh_info(endian),
-            flags: section.sh_flags(endian).0,
-            is_code: section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0,
+            name: String::from_utf8_lossy(section.name),
+            bytes: file.content(&section.file),
+            svma: section.svma,
+            size: section.size,
+            kind: section.kind,
+            link: section.link,
+            info: section.info,
+            flags: section.flags,
+            is_code: section.is_code(),
             packing: None,
             relocations: Relocations::default(),
         };
         if found.flags & elf::SHF_COMPRESSED.0 != 0 {
-            packed(&mut found);
+            if let Some((packing, size, body)) = unpack::of_elf_section(found.bytes, file.is_64()) {
+                found.packing = Some((packing, size));
+                found.bytes = body;
+            }
         } else if let Some(rest) = found.name.strip_prefix(".zdebug_") {
             // GNU's format before SHF_COMPRESSED: "ZLIB", the size.
             if let Some((head, body)) = found.bytes.split_first_chunk::<12>()
@@ -155,17 +141,9 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
                 found.bytes = body;
             }
         }
-        out.push(found);
-    }
-    Ok(out)
-}
-
-/// Records the compression of a section with `SHF_COMPRESSED`.
-fn packed<C: CompressionHeader<Endian = LittleEndian>>(section: &mut Section<'_>) {
-    if let Some((packing, size, body)) = unpack::of_elf_section::<C>(section.bytes) {
-        section.packing = Some((packing, size));
-        section.bytes = body;
-    }
+        found
+    };
+    Ok(file.sections()?.iter().take(SECTIONS_MAX).map(section).collect())
 }
 
 fn of_macho(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {

@@ -8,13 +8,12 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use object::LittleEndian;
-use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{FileHeader, SectionHeader, SectionTable, Sym};
+use object::elf;
 
 use super::{Entry, NONE, OPEN_ENDED, compared_bytes, name_at};
 use crate::binary::FormatError;
-use crate::binary::elf::{Class, CodeSections, class, symbols};
+use crate::binary::elf::file::{File, Sections, Symbol};
+use crate::binary::elf::{ARM, CodeSections};
 use crate::binary::gopclntab::GoFunctions;
 use crate::symbol::{Why, table};
 
@@ -22,10 +21,7 @@ use crate::symbol::{Why, table};
 /// program's function table; and the file ranges of their names: the offset of a name continues in the second
 /// range as if it followed the first.
 pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, [Range<usize>; 2]), Why> {
-    let collected = match class(data)? {
-        Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
-        Class::Elf64 => collect::<FileHeader64<LittleEndian>>(data),
-    };
+    let collected = collect(File::parse(data)?);
     let is_whole = collected.as_ref().is_ok_and(|collected| !collected.exported_only);
     let go = if is_whole { None } else { GoFunctions::find(data) };
     let go = go.filter(|go| go.iter(data).next().is_some());
@@ -63,27 +59,19 @@ struct SymbolSections<'a> {
     exported_only: bool,
 }
 
-fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<SymbolSections<'_>, Why> {
-    let bad = |error: object::read::Error| Why::from(FormatError::from(error));
-    let header = H::parse(data).map_err(bad)?;
-    let endian = header.endian().map_err(bad)?;
-    let headers = header.section_headers(endian, data).map_err(bad)?;
-    let sections = SectionTable::<H>::new(headers, Default::default());
-    let code = CodeSections::new::<H>(headers);
+fn collect(file: File<'_>) -> Result<SymbolSections<'_>, Why> {
+    let sections = file.sections()?;
+    let code = CodeSections::new(sections);
     let mut why = Why::NoSymbols;
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
-        match collect_from::<H>(endian, data, &sections, kind, &code, header.e_machine(endian)) {
+        match collect_from(file, sections, kind, &code) {
             Ok((entries, strings)) if !entries.is_empty() => {
-                let is_code =
-                    |section: &&H::SectionHeader| section.sh_flags(endian).0 & elf::SHF_EXECINSTR.0 != 0;
-                let bytes = |section: &H::SectionHeader| {
-                    (section.sh_addr(endian).into(), section.data(endian, data).unwrap_or_default())
-                };
+                let code = sections.iter().filter(|section| section.is_code());
                 return Ok(SymbolSections {
                     entries,
                     strings,
-                    code: headers.iter().filter(is_code).map(bytes).collect(),
-                    machine: header.e_machine(endian).0,
+                    code: code.map(|section| (section.svma, file.content(&section.file))).collect(),
+                    machine: file.machine(),
                     exported_only: kind == elf::SHT_DYNSYM,
                 });
             }
@@ -94,53 +82,48 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<SymbolSe
     Err(why)
 }
 
-fn collect_from<H: FileHeader<Endian = LittleEndian>>(
-    endian: LittleEndian,
-    data: &[u8],
-    sections: &SectionTable<'_, H>,
+fn collect_from(
+    file: File<'_>,
+    sections: Sections<'_>,
     kind: elf::SectionType,
     code: &CodeSections,
-    machine: elf::Machine,
 ) -> Result<(Vec<Entry>, Range<usize>), FormatError> {
-    let table = symbols(sections, data, kind)?;
+    let table = sections.symbols(kind)?;
     if table.is_empty() {
         return Ok((Vec::new(), 0..0));
     }
-    let strings = sections.section(table.string_section())?.file_range(endian).unwrap_or_default();
-    let start = usize::try_from(strings.0).unwrap_or(usize::MAX).min(data.len());
-    let length = usize::try_from(strings.1).unwrap_or(usize::MAX).min(data.len() - start);
-    let strings = start..start + length;
-    let names = &data[strings.clone()];
+    let strings = table.names_at.clone()?;
+    let clip = |offset| usize::try_from(offset).unwrap_or(usize::MAX).min(file.bytes.len());
+    let strings = clip(strings.start)..clip(strings.end);
+    let (names, is_arm) = (&file.bytes[strings.clone()], file.machine() == ARM);
 
     // Counted first: large tables would otherwise be copied while they grow.
-    let mut entries = Vec::with_capacity(table.iter().filter(|symbol| maybe_code(*symbol)).count());
-    for (index, symbol) in table.enumerate() {
-        if !maybe_code(symbol) {
+    let mut entries = Vec::with_capacity(table.iter().filter(maybe_code).count());
+    for (index, symbol) in table.iter().enumerate() {
+        if !maybe_code(&symbol) {
             continue;
         }
         // An invalid section number loses one symbol, not the table.
-        let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
-        let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
+        let Some(section) = table.section(index, &symbol) else { continue };
+        let Symbol { name, value, bytes, kind, .. } = symbol;
         // The lowest bit of a function marks T32 ("ELF for the Arm Architecture", 5.5.3).
-        let is_function = symbol.st_type() != elf::STT_NOTYPE;
-        let start = if machine == elf::EM_ARM && is_function { value & !1 } else { value };
-        let name = symbol.st_name(endian);
-        let Some(section) = code.of_symbol(section.0, start, is_function).filter(|_| name != 0) else {
+        let is_function = kind != elf::STT_NOTYPE;
+        let start = if is_arm && is_function { value & !1 } else { value };
+        let Some(section) = code.of_symbol(section, start, is_function).filter(|_| name != 0) else {
             continue;
         };
-        if symbol.st_type() == elf::STT_NOTYPE && is_mark(name_at(names, name, MARK_BYTES_MAX)) {
+        if !is_function && is_mark(name_at(names, name, MARK_BYTES_MAX)) {
             continue;
         }
-        let end = if size == 0 { section.end } else { start.saturating_add(size) };
-        entries.push(Entry { start, end, name, link: rank(symbol, size) });
+        let end = if bytes == 0 { section.end } else { start.saturating_add(bytes) };
+        entries.push(Entry { start, end, name, link: rank(&symbol) });
     }
     Ok((entries, strings))
 }
 
 /// Whether a symbol's type may name code: functions, and assembly labels without `.type`.
-fn maybe_code(symbol: &impl Sym<Endian = LittleEndian>) -> bool {
-    matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE)
-        && symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF
+fn maybe_code(symbol: &Symbol) -> bool {
+    matches!(symbol.kind, elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE) && !symbol.is_undefined()
 }
 
 /// Whether a label is a marker for tools rather than a name of code: AArch64 mapping symbols (`$x`, `$d` and
@@ -173,14 +156,14 @@ const MARK_BYTES_MAX: usize = 16;
 
 /// The rank of a symbol's name for its address, lower is better: functions before labels, global before weak
 /// before local, with size before without.
-fn rank(symbol: &impl Sym<Endian = LittleEndian>, size: u64) -> u32 {
-    let label = u32::from(symbol.st_type() == elf::STT_NOTYPE);
-    let binding = match symbol.st_bind() {
+fn rank(symbol: &Symbol) -> u32 {
+    let label = u32::from(symbol.kind == elf::STT_NOTYPE);
+    let binding = match symbol.binding {
         elf::STB_GLOBAL | elf::STB_GNU_UNIQUE => 0,
         elf::STB_WEAK => 1,
         _ => 2,
     };
-    label << 3 | binding << 1 | if size == 0 { UNSIZED } else { 0 }
+    label << 3 | binding << 1 | if symbol.bytes == 0 { UNSIZED } else { 0 }
 }
 
 /// Sorts the entries, chooses among aliases, sets the end of symbols without a size, and links each entry to the

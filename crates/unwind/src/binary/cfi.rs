@@ -19,15 +19,11 @@ use gimli::{
     BaseAddresses, CfaRule, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry,
     LittleEndian, RegisterRule, UnwindContext, UnwindExpression, UnwindOffset, UnwindSection, Vendor,
 };
-use object::elf::{
-    CompressionHeader32, CompressionHeader64, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, FileHeader32,
-    FileHeader64, PT_GNU_EH_FRAME, SHF_COMPRESSED,
-};
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+use object::elf::{PT_GNU_EH_FRAME, PT_LOAD, SHF_COMPRESSED};
 
-use super::elf::{Class, SECTION_NAME_BYTES_MAX, class, section_names};
+use super::elf::file::File;
+use super::elf::{AARCH64, ARM, X86, X86_64};
 use super::gopclntab::GoFunctions;
-use super::object::name_at;
 use crate::addr::Svma;
 use crate::binary::frame_rule::{
     AARCH64_COLUMNS, ARM_COLUMNS, AnyRow, COLUMNS, Cfa as RowCfa, Column, Columns, RETURN_ADDRESS, Row,
@@ -80,40 +76,27 @@ impl Cfi {
     /// Finds the sections; `None` if the file has none, or is no ELF file for x86_64, aarch64 or i386.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<Cfi> {
-        match class(bytes).ok()? {
-            Class::Elf32 => Cfi::find_in::<FileHeader32<object::LittleEndian>>(bytes),
-            Class::Elf64 => Cfi::find_in::<FileHeader64<object::LittleEndian>>(bytes),
-        }
-    }
-
-    fn find_in<H: FileHeader<Endian = object::LittleEndian>>(bytes: &[u8]) -> Option<Cfi> {
-        let file = H::parse(bytes).ok()?;
-        let endian = file.endian().ok()?;
-        let columns = match (file.e_machine(endian), file.is_type_64()) {
-            (EM_X86_64, true) => COLUMNS,
-            (EM_AARCH64, true) => AARCH64_COLUMNS,
-            (EM_386, false) => X86_COLUMNS,
-            (EM_ARM, false) => ARM_COLUMNS,
+        let file = File::parse(bytes).ok()?;
+        let (columns, address_bytes) = match (file.machine(), file.is_64()) {
+            (X86_64, true) => (COLUMNS, 8),
+            (AARCH64, true) => (AARCH64_COLUMNS, 8),
+            (X86, false) => (X86_COLUMNS, 4),
+            (ARM, false) => (ARM_COLUMNS, 4),
             _ => return None,
         };
-        let address_bytes = if file.is_type_64() { 8 } else { 4 };
-        let sections = file.section_headers(endian, bytes).unwrap_or_default();
-        let names = section_names(file, bytes, sections);
+        let sections = file.sections().ok();
         let any_section = |name: &str| -> Option<(u64, Range<usize>, bool)> {
-            let section = sections.iter().find(|section| {
-                name_at(names, section.sh_name(endian), SECTION_NAME_BYTES_MAX) == name.as_bytes()
-            })?;
-            let (offset, size) = section.file_range(endian)?;
-            let is_compressed = section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0;
-            Some((section.sh_addr(endian).into(), checked(bytes, offset, size)?, is_compressed))
+            let section = sections?.by_name(name)?;
+            let is_compressed = section.flags & SHF_COMPRESSED.0 != 0;
+            Some((section.svma, file.part(&section.file)?, is_compressed))
         };
         // Loaded sections are never compressed.
         let section = |name| {
             any_section(name).filter(|(.., compressed)| !compressed).map(|(svma, range, _)| (svma, range))
         };
-        let header = section(".eh_frame_hdr").or_else(|| header_segment::<H>(bytes));
+        let header = section(".eh_frame_hdr").or_else(|| header_segment(file));
         let frames =
-            section(".eh_frame").or_else(|| frames_after_header::<H>(bytes, &header.clone()?, address_bytes));
+            section(".eh_frame").or_else(|| frames_after_header(file, &header.clone()?, address_bytes));
         let mut bases = BaseAddresses::default();
         if let Some((svma, _)) = section(".text") {
             bases = bases.set_text(svma);
@@ -340,51 +323,31 @@ where
 
 /// Uncompresses a section. `None` if that fails, or exceeds [`UNPACKED_MAX`].
 fn unpacked(section: &[u8], address_bytes: u8) -> Option<Arc<[u8]>> {
-    let (packing, size, body) = match address_bytes {
-        4 => unpack::of_elf_section::<CompressionHeader32<object::LittleEndian>>(section),
-        _ => unpack::of_elf_section::<CompressionHeader64<object::LittleEndian>>(section),
-    }?;
+    let (packing, size, body) = unpack::of_elf_section(section, address_bytes == 8)?;
     let out = (size <= UNPACKED_MAX).then(|| unpack::exact(packing, body, size))?;
     out.ok().map(Arc::from)
 }
 
-fn checked(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {
-    let start = usize::try_from(offset).ok()?;
-    let end = start.checked_add(usize::try_from(size).ok()?)?;
-    bytes.get(start..end).filter(|bytes| !bytes.is_empty())?;
-    Some(start..end)
-}
-
 /// `.eh_frame_hdr` of a file without section headers.
-fn header_segment<H: FileHeader<Endian = object::LittleEndian>>(bytes: &[u8]) -> Option<(u64, Range<usize>)> {
-    let header = H::parse(bytes).ok()?;
-    let endian = header.endian().ok()?;
-    let segments = header.program_headers(endian, bytes).ok()?;
-    let segment = segments.iter().find(|segment| segment.p_type(endian) == PT_GNU_EH_FRAME)?;
-    let (offset, size) = segment.file_range(endian);
-    Some((segment.p_vaddr(endian).into(), checked(bytes, offset, size)?))
+fn header_segment(file: File<'_>) -> Option<(u64, Range<usize>)> {
+    let segment = file.program_headers().ok()?.find(|segment| segment.kind == PT_GNU_EH_FRAME.0)?;
+    Some((segment.svma, file.part(&segment.file)?))
 }
 
 /// `.eh_frame` of a file without section headers: from the address in `.eh_frame_hdr` to the end of the segment;
 /// it ends with a zero length.
-fn frames_after_header<H: FileHeader<Endian = object::LittleEndian>>(
-    bytes: &[u8],
+fn frames_after_header(
+    file: File<'_>,
     header: &(u64, Range<usize>),
     address_bytes: u8,
 ) -> Option<(u64, Range<usize>)> {
     let bases = BaseAddresses::default().set_eh_frame_hdr(header.0);
-    let parsed =
-        EhFrameHdr::new(bytes.get(header.1.clone())?, LittleEndian).parse(&bases, address_bytes).ok()?;
+    let content = file.bytes.get(header.1.clone())?;
+    let parsed = EhFrameHdr::new(content, LittleEndian).parse(&bases, address_bytes).ok()?;
     let svma = parsed.eh_frame_ptr().direct().ok()?;
-    let file = H::parse(bytes).ok()?;
-    let endian = file.endian().ok()?;
-    file.program_headers(endian, bytes).ok()?.iter().find_map(|segment| {
-        let into = svma.checked_sub(segment.p_vaddr(endian).into())?;
-        let (offset, size) = segment.file_range(endian);
-        (segment.p_type(endian) == object::elf::PT_LOAD && into < size)
-            .then(|| checked(bytes, offset.checked_add(into)?, size - into))
-            .flatten()
-            .map(|range| (svma, range))
+    file.program_headers().ok()?.filter(|segment| segment.kind == PT_LOAD.0).find_map(|segment| {
+        let start = segment.file.start.checked_add(svma.checked_sub(segment.svma)?)?;
+        Some((svma, file.part(&(start..segment.file.end))?))
     })
 }
 

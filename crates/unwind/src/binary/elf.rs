@@ -1,7 +1,7 @@
 //! ELF: the bytes of a file (or of a vDSO) → segments, entry point, build id.
 //!
-//! `Elf` and `Segment` are the summary; `CodeSections` and `symbols` read sections and symbol tables for other
-//! modules; the machine numbers are at the end.
+//! `Elf` and `Segment` are the summary, `CodeSections` finds the section of a symbol; the machine numbers are at the
+//! end. Headers, sections and symbols of both classes are read by `file::File`.
 //!
 //! Input: little-endian ELF of either class, from disk or from a target's memory; every byte is hostile. Output: a
 //! small owned summary. Not for: symbols (see `symbol::table`), unwind tables, relocations.
@@ -10,15 +10,17 @@
 
 #[cfg(any(test, feature = "testing"))]
 pub mod build;
+pub mod file;
 pub mod functions;
 pub mod relocated_object;
 
 use std::ops::Range;
 
 use object::LittleEndian;
-use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader, SectionTable, SymbolTable};
+use object::elf::{self, FileHeader64};
+use object::read::elf::NoteIterator;
 
+use self::file::{File, Sections};
 use super::FormatError;
 use crate::addr::Svma;
 
@@ -97,9 +99,28 @@ impl Elf {
     /// # Errors
     /// No ELF file, or invalid headers.
     pub fn parse(bytes: &[u8]) -> Result<Elf, FormatError> {
-        Ok(match class(bytes)? {
-            Class::Elf32 => summary::<FileHeader32<LittleEndian>>(bytes)?,
-            Class::Elf64 => summary::<FileHeader64<LittleEndian>>(bytes)?,
+        let file = File::parse(bytes)?;
+        let headers = file.program_headers()?;
+        let segment = |segment: file::ProgramHeader| Segment {
+            file: segment.file,
+            svma: Svma(segment.svma),
+            executable: segment.flags & elf::PF_X.0 != 0,
+        };
+        let loaded = headers.clone().filter(|header| header.kind == elf::PT_LOAD.0);
+        // Debug files (`objcopy --only-keep-debug`) may have note segments without their bytes.
+        let of_segments = headers.filter(|header| header.kind == elf::PT_NOTE.0);
+        let sections = file.sections().into_iter().flat_map(|sections| sections.iter());
+        let of_sections = sections.filter(|section| section.kind == elf::SHT_NOTE.0);
+        let mut notes = of_segments
+            .map(|header| (header.file, header.align))
+            .chain(of_sections.map(|section| (section.file, section.align)));
+        let mut left = NOTES_MAX;
+        Ok(Elf {
+            machine: file.machine(),
+            is_64: file.is_64(),
+            entry: Svma(file.entry()),
+            segments: loaded.take(SEGMENTS_MAX).map(segment).collect(),
+            build_id: notes.find_map(|(at, align)| build_id(file.content(&at), align, &mut left)),
         })
     }
 
@@ -151,11 +172,8 @@ impl Elf {
 /// mapping (btrfs, overlayfs).
 #[must_use]
 pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
-    let Ok(class) = class(file) else { return false };
-    let header_bytes = match class {
-        Class::Elf32 => size_of::<FileHeader32<LittleEndian>>(),
-        Class::Elf64 => size_of::<FileHeader64<LittleEndian>>(),
-    };
+    let Ok(headers) = File::parse(file) else { return false };
+    let header_bytes = if headers.is_64() { 64 } else { 52 };
     let equal_prefix = |start: usize, end: usize| {
         let end = end.min(memory_head.len());
         start >= end || memory_head.get(start..end) == file.get(start..end)
@@ -163,42 +181,8 @@ pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
     if memory_head.len() < header_bytes || !equal_prefix(0, header_bytes) {
         return false;
     }
-    let headers = match class {
-        Class::Elf32 => program_headers::<FileHeader32<LittleEndian>>(file),
-        Class::Elf64 => program_headers::<FileHeader64<LittleEndian>>(file),
-    };
-    let Some(headers) = headers else { return false };
-    headers.iter().all(|range| equal_prefix(range.start, range.end))
-}
-
-/// The classes of ELF files.
-#[derive(Clone, Copy)]
-pub enum Class {
-    /// ELFCLASS32.
-    Elf32,
-    /// ELFCLASS64.
-    Elf64,
-}
-
-/// The class of an ELF file by `e_ident` (gABI, "ELF Identification").
-pub fn class(bytes: &[u8]) -> Result<Class, FormatError> {
-    match bytes {
-        [0x7f, b'E', b'L', b'F', 1, 1, ..] => Ok(Class::Elf32),
-        [0x7f, b'E', b'L', b'F', 2, 1, ..] => Ok(Class::Elf64),
-        [0x7f, b'E', b'L', b'F', ..] => Err(FormatError::ElfVariant),
-        [] => Err(FormatError::Empty),
-        _ => Err(FormatError::NotElf),
-    }
-}
-
-/// The bytes of section names (`e_shstrndx`); empty if there are none.
-pub fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
-    header: &H,
-    bytes: &'a [u8],
-    sections: &[H::SectionHeader],
-) -> &'a [u8] {
-    let index = header.shstrndx(LittleEndian, bytes).map_or(usize::MAX, |index| index as usize);
-    sections.get(index).and_then(|names| names.data(LittleEndian, bytes).ok()).unwrap_or_default()
+    let Some(ranges) = mapped_headers(headers) else { return false };
+    ranges.iter().all(|range| equal_prefix(range.start, range.end))
 }
 
 /// The stated addresses of the sections with instructions.
@@ -211,11 +195,11 @@ pub struct CodeSections {
 
 impl CodeSections {
     /// The executable ones of these sections.
-    pub fn new<H: FileHeader<Endian = LittleEndian>>(sections: &[H::SectionHeader]) -> CodeSections {
-        let range = |section: &H::SectionHeader| {
-            let start: u64 = section.sh_addr(LittleEndian).into();
-            let end = start.checked_add(section.sh_size(LittleEndian).into())?;
-            (section.sh_flags(LittleEndian).0 & elf::SHF_EXECINSTR.0 != 0).then_some(start..end)
+    #[must_use]
+    pub fn new(sections: Sections<'_>) -> CodeSections {
+        let range = |section: file::SectionHeader<'_>| {
+            let end = section.svma.checked_add(section.size)?;
+            section.is_code().then_some(section.svma..end)
         };
         let ranges: Vec<_> = sections.iter().map(range).collect();
         let mut sorted: Vec<_> = ranges.iter().flatten().cloned().collect();
@@ -236,78 +220,16 @@ impl CodeSections {
     }
 }
 
-/// The symbol table of a kind, or an empty one.
-///
-/// # Errors
-/// It is invalid, or has more than [`SYMBOLS_MAX`] symbols.
-pub fn symbols<'d, H: FileHeader<Endian = LittleEndian>>(
-    sections: &SectionTable<'d, H>,
-    data: &'d [u8],
-    kind: elf::SectionType,
-) -> Result<SymbolTable<'d, H>, FormatError> {
-    let table = sections.symbols(LittleEndian, data, kind)?;
-    if table.len() > SYMBOLS_MAX { Err(FormatError::TooManySymbols) } else { Ok(table) }
-}
-
-fn summary<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> object::read::Result<Elf> {
-    let header = H::parse(bytes)?;
-    let endian = header.endian()?;
-    let headers = header.program_headers(endian, bytes)?;
-    let mut segments = Vec::new();
-    for segment in headers {
-        if segment.p_type(endian) != elf::PT_LOAD || segments.len() == SEGMENTS_MAX {
-            continue;
-        }
-        let (offset, size) = segment.file_range(endian);
-        segments.push(Segment {
-            file: offset..offset.saturating_add(size),
-            svma: Svma(segment.p_vaddr(endian).into()),
-            executable: segment.p_flags(endian).0 & elf::PF_X.0 != 0,
-        });
-    }
-    Ok(Elf {
-        machine: header.e_machine(endian).0,
-        is_64: header.is_type_64(),
-        entry: Svma(header.e_entry(endian).into()),
-        segments,
-        build_id: build_id(header, endian, headers, bytes),
-    })
-}
-
-/// The build id, from `PT_NOTE` segments or else from note sections: debug files (`objcopy --only-keep-debug`) may
-/// have the segment without its bytes.
-fn build_id<H: FileHeader<Endian = LittleEndian>>(
-    header: &H,
-    endian: LittleEndian,
-    headers: &[H::ProgramHeader],
-    bytes: &[u8],
-) -> Option<Vec<u8>> {
-    let mut left = NOTES_MAX;
-    let from_segments = headers
-        .iter()
-        .filter_map(|segment| segment.notes(endian, bytes).ok().flatten())
-        .find_map(|notes| build_id_in(notes, endian, &mut left));
-    from_segments.or_else(|| {
-        let sections = header.section_headers(endian, bytes).ok()?;
-        sections
-            .iter()
-            .filter(|section| section.sh_type(endian) == elf::SHT_NOTE)
-            .filter_map(|section| section.notes(endian, bytes).ok().flatten())
-            .find_map(|notes| build_id_in(notes, endian, &mut left))
-    })
-}
-
-fn build_id_in<H: FileHeader<Endian = LittleEndian>>(
-    mut notes: NoteIterator<'_, H>,
-    endian: LittleEndian,
-    left: &mut usize,
-) -> Option<Vec<u8>> {
+/// The build id among notes.
+fn build_id(notes: &[u8], align: u64, left: &mut usize) -> Option<Vec<u8>> {
+    // Notes of both classes have one form (gABI, "Note Section").
+    let mut notes = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, align, notes).ok()?;
     while *left > 0 {
         *left -= 1;
         let note = notes.next().ok()??;
         let id = note.desc();
         if note.name() == elf::ELF_NOTE_GNU
-            && note.n_type(endian).0 == elf::NT_GNU_BUILD_ID.0
+            && note.n_type(LittleEndian).0 == elf::NT_GNU_BUILD_ID.0
             && (1..=BUILD_ID_BYTES_MAX).contains(&id.len())
         {
             return Some(id.to_vec());
@@ -318,19 +240,12 @@ fn build_id_in<H: FileHeader<Endian = LittleEndian>>(
 
 /// The program headers and note segments of a file, as far as the first segment maps them: only there do offsets
 /// in the file equal those in memory.
-fn program_headers<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
-    let header = H::parse(bytes).ok()?;
-    let endian = header.endian().ok()?;
-    let headers = header.program_headers(endian, bytes).ok()?;
-    let of_type = |kind| headers.iter().filter(move |segment| segment.p_type(endian) == kind);
-    let ranges = |segment: &H::ProgramHeader| {
-        let (offset, size) = segment.file_range(endian);
-        offset..offset.saturating_add(size)
-    };
-    let mapped = of_type(elf::PT_LOAD).map(ranges).find(|range| range.start == 0)?.end;
-    let table = header.e_phoff(endian).into();
-    let table = table..table.saturating_add(size_of_val(headers) as u64);
-    let compared = std::iter::once(table).chain(of_type(elf::PT_NOTE).map(ranges).take(SEGMENTS_MAX));
+fn mapped_headers(file: File<'_>) -> Option<Vec<Range<usize>>> {
+    let headers = file.program_headers().ok()?;
+    let of_type = |kind| headers.clone().filter(move |header| header.kind == kind).map(|header| header.file);
+    let mapped = of_type(elf::PT_LOAD.0).find(|range| range.start == 0)?.end;
+    let compared =
+        std::iter::once(file.program_headers_at()).chain(of_type(elf::PT_NOTE.0).take(SEGMENTS_MAX));
     let clip = |offset: u64| usize::try_from(offset.min(mapped)).ok();
     compared.map(|range| Some(clip(range.start)?..clip(range.end)?)).collect()
 }

@@ -12,13 +12,11 @@ pub(crate) mod tests;
 
 use std::ops::Range;
 
-use object::LittleEndian;
-use object::elf::{self, FileHeader32};
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
+use object::elf;
 
-use super::elf::{Class, SECTION_NAME_BYTES_MAX, SEGMENTS_MAX, class, section_names};
+use super::elf::file::{File, ProgramHeader, Sections};
+use super::elf::{ARM, SEGMENTS_MAX};
 use super::frame_rule::{ARM_COLUMNS, Cfa, Column, RowArm};
-use super::object::name_at;
 use crate::addr::Svma;
 use crate::binary::frame_rule::ExidxEntry;
 use crate::leb128::Leb128;
@@ -56,39 +54,22 @@ impl Exidx {
     /// Finds the table; `None` if the file has none, or is no little-endian ELF file for 32-bit Arm.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<Exidx> {
-        let Ok(Class::Elf32) = class(bytes) else { return None };
-        let file = FileHeader32::<LittleEndian>::parse(bytes).ok()?;
-        if file.e_machine(LittleEndian) != elf::EM_ARM {
-            return None;
-        }
-        let headers = file.program_headers(LittleEndian, bytes).unwrap_or_default();
-        let in_file = |offset: u32, size: u32| {
-            let start = usize::try_from(offset).ok()?;
-            let end = start.checked_add(usize::try_from(size).ok()?)?;
-            bytes.get(start..end).filter(|bytes| !bytes.is_empty())?;
-            Some(start..end)
-        };
-        let place = |segment: &elf::ProgramHeader32<LittleEndian>| {
-            let range = in_file(segment.p_offset.get(LittleEndian), segment.p_filesz.get(LittleEndian))?;
-            Some((segment.p_vaddr.get(LittleEndian), range))
-        };
-        let of_type =
-            |kind: u32| headers.iter().filter(move |segment| segment.p_type(LittleEndian).0 == kind);
+        let file = File::parse(bytes).ok().filter(|file| !file.is_64() && file.machine() == ARM)?;
+        let headers = file.program_headers().ok();
+        let of_type = |kind| headers.clone().into_iter().flatten().filter(move |header| header.kind == kind);
+        let place =
+            |header: ProgramHeader| Some((u32::try_from(header.svma).ok()?, file.part(&header.file)?));
         let segments: Vec<_> = of_type(elf::PT_LOAD.0).filter_map(place).take(SEGMENTS_MAX).collect();
-        let sections = file.section_headers(LittleEndian, bytes).unwrap_or_default();
-        let names = section_names(file, bytes, sections);
+        let sections = file.sections().ok();
         let by_section = || {
-            let section = sections.iter().find(|section| {
-                let name = name_at(names, section.sh_name(LittleEndian), SECTION_NAME_BYTES_MAX);
-                section.sh_type(LittleEndian).0 == SHT_ARM_EXIDX || name == b".ARM.exidx"
-            })?;
-            let (offset, size) = (section.sh_offset.get(LittleEndian), section.sh_size.get(LittleEndian));
-            Some((section.sh_addr.get(LittleEndian), in_file(offset, size)?))
+            let is_table = |name: &[u8], kind| kind == SHT_ARM_EXIDX || name == b".ARM.exidx";
+            let section = sections?.iter().find(|section| is_table(section.name, section.kind))?;
+            Some((u32::try_from(section.svma).ok()?, file.part(&section.file)?))
         };
         let (svma, table) = of_type(PT_ARM_EXIDX)
             .find_map(place)
             .or_else(by_section)
-            .or_else(|| by_symbols(sections, bytes, &segments))?;
+            .or_else(|| by_symbols(sections?, &segments))?;
         (table.len() >= ENTRY_BYTES).then_some(Exidx { table, svma, segments })
     }
 
@@ -201,19 +182,12 @@ fn prel31(word: u32) -> i32 {
 
 /// The table between `__exidx_start` and `__exidx_end`, which linker scripts define for libgcc
 /// (`__gnu_Unwind_Find_exidx`): some put it into a section with other data.
-fn by_symbols(
-    sections: &[elf::SectionHeader32<LittleEndian>],
-    bytes: &[u8],
-    segments: &[(u32, Range<usize>)],
-) -> Option<(u32, Range<usize>)> {
-    let sections = SectionTable::<FileHeader32<LittleEndian>>::new(sections, Default::default());
-    let symbols = super::elf::symbols(&sections, bytes, elf::SHT_SYMTAB).ok()?;
+fn by_symbols(sections: Sections<'_>, segments: &[(u32, Range<usize>)]) -> Option<(u32, Range<usize>)> {
+    let symbols = sections.symbols(elf::SHT_SYMTAB).ok()?;
     let value = |wanted: &[u8]| {
-        let symbol = symbols.iter().find(|symbol| {
-            symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF
-                && symbols.symbol_name(LittleEndian, symbol).is_ok_and(|name| name == wanted)
-        })?;
-        Some(symbol.st_value.get(LittleEndian))
+        let symbol =
+            symbols.iter().find(|symbol| !symbol.is_undefined() && symbols.name(symbol) == wanted)?;
+        u32::try_from(symbol.value).ok()
     };
     let (start, end) = (value(b"__exidx_start")?, value(b"__exidx_end")?);
     let length = usize::try_from(end.checked_sub(start)?).ok()?;

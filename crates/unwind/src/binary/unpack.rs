@@ -6,7 +6,7 @@
 use std::io::Read;
 
 use object::LittleEndian;
-use object::elf::{ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD};
+use object::elf::{CompressionHeader32, CompressionHeader64, ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD};
 use object::read::elf::CompressionHeader;
 
 use super::UnpackError;
@@ -48,16 +48,20 @@ pub enum Packing {
 /// The compression of a section with `SHF_COMPRESSED` (gABI, "Section Compression"): method, unpacked size,
 /// compressed bytes. `None` if it is too short.
 #[must_use]
-pub fn of_elf_section<C: CompressionHeader<Endian = LittleEndian>>(
-    section: &[u8],
-) -> Option<(Packing, u64, &[u8])> {
-    let (header, body) = object::pod::from_bytes::<C>(section).ok()?;
-    let packing = match header.ch_type(LittleEndian) {
-        ELFCOMPRESS_ZLIB => Packing::Zlib,
-        ELFCOMPRESS_ZSTD => Packing::Zstd,
-        _ => Packing::Unknown,
-    };
-    Some((packing, header.ch_size(LittleEndian).into(), body))
+pub fn of_elf_section(section: &[u8], is_64: bool) -> Option<(Packing, u64, &[u8])> {
+    fn of<C: CompressionHeader<Endian = LittleEndian>>(section: &[u8]) -> Option<(Packing, u64, &[u8])> {
+        let (header, body) = object::pod::from_bytes::<C>(section).ok()?;
+        let packing = match header.ch_type(LittleEndian) {
+            ELFCOMPRESS_ZLIB => Packing::Zlib,
+            ELFCOMPRESS_ZSTD => Packing::Zstd,
+            _ => Packing::Unknown,
+        };
+        Some((packing, header.ch_size(LittleEndian).into(), body))
+    }
+    match is_64 {
+        true => of::<CompressionHeader64<LittleEndian>>(section),
+        false => of::<CompressionHeader32<LittleEndian>>(section),
+    }
 }
 
 /// Unpacks to exactly `size` bytes.

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
 use crate::binary::elf::functions::Functions as ElfFunctions;
-use crate::binary::elf::functions::{self, Variable};
+use crate::binary::elf::functions::{self, Definition};
 use crate::binary::exidx::{Entry, Exidx};
 use crate::binary::frame_rule::ExidxEntry;
 use crate::binary::macho::Functions;
@@ -209,7 +209,7 @@ impl Image {
     }
 
     /// The data of a dynamic linker of glibc.
-    pub(super) fn loader_globals(&self) -> Option<Variable> {
+    pub(super) fn loader_globals(&self) -> Option<Definition> {
         let is_loader = self.name.starts_with("ld-") || self.name.starts_with("ld.so");
         let bytes = self.bytes.as_ref().ok().filter(|_| is_loader)?;
         functions::exported(bytes.bytes(), "_rtld_global")

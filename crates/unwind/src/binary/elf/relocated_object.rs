@@ -11,14 +11,16 @@ use std::ops::Range;
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, Rela64, SectionHeader64, Sym64};
-use object::read::elf::{FileHeader, SectionHeader, Sym};
+use object::pod::slice_from_all_bytes;
+use object::read::elf::{FileHeader, Sym};
 
-use super::{SECTION_NAME_BYTES_MAX, SEGMENTS_MAX, section_names};
+use super::SEGMENTS_MAX;
+use super::file::{File, SectionHeader};
 use crate::addr::Avma;
-use crate::binary::object::name_at;
 
 type Header = FileHeader64<LittleEndian>;
-type Section = SectionHeader64<LittleEndian>;
+/// Size of a section header.
+const SECTION_BYTES: usize = size_of::<SectionHeader64<LittleEndian>>();
 
 /// Size of a program header, and offsets of the patched fields (gABI, "ELF Header").
 const PHDR_BYTES: u16 = 56;
@@ -74,7 +76,7 @@ pub fn headers_of(file_bytes: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> bool)
     }
     let header = Header::parse(headers.as_slice()).ok()?;
     let (start, count) = (header.e_shoff(header.endian().ok()?), header.e_shnum(LittleEndian));
-    let bytes = usize::from(count) * size_of::<Section>();
+    let bytes = usize::from(count) * SECTION_BYTES;
     let mut sections = vec![0; bytes];
     if start.checked_add(bytes as u64)? > file_bytes || !read(start, &mut sections) {
         return None;
@@ -106,9 +108,8 @@ struct Plan {
 
 /// A file being linked.
 struct Object<'a> {
-    bytes: &'a [u8],
-    sections: &'a [Section],
-    names: &'a [u8],
+    file: File<'a>,
+    sections: Vec<SectionHeader<'a>>,
     machine: elf::Machine,
     /// Symbol values are relative to the start of their section.
     is_relocatable: bool,
@@ -117,14 +118,14 @@ struct Object<'a> {
 fn plan(bytes: &[u8]) -> Option<Plan> {
     let header = Header::parse(bytes).ok()?;
     let endian = header.endian().ok()?;
-    let sections = header.section_headers(endian, bytes).ok()?;
+    let file = File::parse(bytes).ok()?;
     let object = Object {
-        bytes,
-        sections,
-        names: section_names(header, bytes, sections),
+        file,
+        sections: file.sections().ok()?.iter().collect(),
         machine: header.e_machine(endian),
         is_relocatable: header.e_type(endian) == elf::ET_REL,
     };
+    let sections = &object.sections;
     let code: Vec<_> = sections.iter().filter_map(code_of).take(SEGMENTS_MAX).collect();
     if code.is_empty() {
         return None;
@@ -132,25 +133,25 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
     let mut changes = Vec::new();
     let headers_at = usize::try_from(header.e_shoff(endian)).ok()?;
     let size_at = |section: usize| {
-        let at = headers_at.checked_add(section.checked_mul(size_of::<Section>())?)?;
+        let at = headers_at.checked_add(section.checked_mul(SECTION_BYTES)?)?;
         at.checked_add(SH_SIZE_AT)
     };
-    let is_code = |section: &&Section| code_of(section).is_some();
-    if sections.iter().filter(is_code).all(|section| section.sh_type(endian) == elf::SHT_NOBITS) {
+    let is_code = |section: &&SectionHeader<'_>| code_of(section).is_some();
+    if sections.iter().filter(is_code).all(|section| section.kind == elf::SHT_NOBITS.0) {
         // The symbol and the debug information of a whole buffer name nothing in it.
-        let is_name = |section: &&Section| {
-            section.sh_type(endian) == elf::SHT_SYMTAB || object.name_of(section) == b".debug_info"
+        let is_name = |section: &&SectionHeader<'_>| {
+            section.kind == elf::SHT_SYMTAB.0 || section.name == b".debug_info"
         };
         let names = sections.iter().enumerate().filter(|(_, section)| is_name(section));
         let sizes: Option<Vec<_>> = names.map(|(number, _)| size_at(number)).collect();
         changes.extend(sizes?.into_iter().map(|at| Patch { at, value: 0, width: 8 }));
     }
     if object.is_relocatable {
-        for section in sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_SYMTAB) {
+        for section in sections.iter().filter(|section| section.kind == elf::SHT_SYMTAB.0) {
             object.place_symbols(section, &mut changes);
         }
-        for section in sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_RELA) {
-            let target = section.sh_info(endian) as usize;
+        for section in sections.iter().filter(|section| section.kind == elf::SHT_RELA.0) {
+            let target = section.info as usize;
             let before = changes.len();
             if object.relocate(section, target, &mut changes).is_none() {
                 // A partly relocated section would describe wrong addresses.
@@ -163,23 +164,17 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
 }
 
 /// The addresses of a loaded code section.
-fn code_of(section: &Section) -> Option<Range<Avma>> {
-    let start = section.sh_addr(LittleEndian);
-    let end = start.checked_add(section.sh_size(LittleEndian))?;
-    let is_code = section.sh_flags(LittleEndian).0 & elf::SHF_EXECINSTR.0 != 0;
-    (is_code && start != 0 && start < end).then_some(Avma(start)..Avma(end))
+fn code_of(section: &SectionHeader<'_>) -> Option<Range<Avma>> {
+    let start = section.svma;
+    let end = start.checked_add(section.size)?;
+    (section.is_code() && start != 0 && start < end).then_some(Avma(start)..Avma(end))
 }
 
 impl Object<'_> {
-    fn name_of(&self, section: &Section) -> &[u8] {
-        name_at(self.names, section.sh_name(LittleEndian), SECTION_NAME_BYTES_MAX)
-    }
-
     /// The symbols of a table, and the file offset of the first.
-    fn symbols(&self, table: &Section) -> Option<(&[Sym64<LittleEndian>], usize)> {
-        let (offset, _) = table.file_range(LittleEndian)?;
-        let symbols = table.data_as_array(LittleEndian, self.bytes).ok()?;
-        Some((symbols, usize::try_from(offset).ok()?))
+    fn symbols(&self, table: &SectionHeader<'_>) -> Option<(&[Sym64<LittleEndian>], usize)> {
+        let part = self.file.part(&table.file)?;
+        Some((slice_from_all_bytes(&self.file.bytes[part.clone()]).ok()?, part.start))
     }
 
     /// The load address of a symbol; `None` if the file does not define it.
@@ -190,12 +185,12 @@ impl Object<'_> {
             elf::SHN_UNDEF => None,
             section => {
                 let section = self.sections.get(usize::from(section.0))?;
-                Some(section.sh_addr(LittleEndian).wrapping_add(value))
+                Some(section.svma.wrapping_add(value))
             }
         }
     }
 
-    fn place_symbols(&self, table: &Section, changes: &mut Vec<Patch>) {
+    fn place_symbols(&self, table: &SectionHeader<'_>, changes: &mut Vec<Patch>) {
         let Some((symbols, first_at)) = self.symbols(table) else { return };
         for (index, symbol) in symbols.iter().enumerate() {
             if let Some(value) = self.address_of(symbol) {
@@ -206,24 +201,27 @@ impl Object<'_> {
     }
 
     /// Applies relocations to section number `target`, if it describes code; `None` if that fails.
-    fn relocate(&self, relocations: &Section, target: usize, changes: &mut Vec<Patch>) -> Option<()> {
+    fn relocate(
+        &self,
+        relocations: &SectionHeader<'_>,
+        target: usize,
+        changes: &mut Vec<Patch>,
+    ) -> Option<()> {
         let Some(section) = self.sections.get(target) else { return Some(()) };
-        let name = self.name_of(section);
-        if name != b".eh_frame" && !name.starts_with(b".debug_") {
+        if section.name != b".eh_frame" && !section.name.starts_with(b".debug_") {
             return Some(());
         }
-        let (content_at, content_bytes) = section.file_range(LittleEndian)?;
-        let symbols = self.sections.get(relocations.sh_link(LittleEndian) as usize)?;
-        let (symbols, _) = self.symbols(symbols)?;
-        let entries: &[Rela64<LittleEndian>] = relocations.data_as_array(LittleEndian, self.bytes).ok()?;
+        let content = self.file.part(&section.file)?;
+        let (symbols, _) = self.symbols(self.sections.get(relocations.link as usize)?)?;
+        let entries = self.file.content(&relocations.file);
+        let entries: &[Rela64<LittleEndian>] = slice_from_all_bytes(entries).ok()?;
         for entry in entries {
             let symbol = symbols.get(entry.r_sym(LittleEndian, false) as usize)?;
             // Personality routines and other external symbols, which are not needed.
             let Some(symbol) = self.address_of(symbol) else { continue };
             let offset = entry.r_offset.get(LittleEndian);
             let absolute = symbol.wrapping_add_signed(entry.r_addend.get(LittleEndian));
-            let relative =
-                absolute.wrapping_sub(section.sh_addr(LittleEndian)).wrapping_sub(offset).cast_signed();
+            let relative = absolute.wrapping_sub(section.svma).wrapping_sub(offset).cast_signed();
             let (value, width) = match kind_of(self.machine, entry.r_type(LittleEndian, false))? {
                 Relocation::Absolute(width) => (absolute, width),
                 Relocation::Relative(8) => (relative.cast_unsigned(), 8),
@@ -231,10 +229,10 @@ impl Object<'_> {
                     (i64::from(i32::try_from(relative).ok()?).cast_unsigned(), width)
                 }
             };
-            if offset.checked_add(width as u64)? > content_bytes {
+            let at = content.start.checked_add(usize::try_from(offset).ok()?)?;
+            if at.checked_add(width)? > content.end {
                 return None;
             }
-            let at = usize::try_from(content_at.checked_add(offset)?).ok()?;
             changes.push(Patch { at, value, width });
         }
         Some(())
