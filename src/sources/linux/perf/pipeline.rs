@@ -1,9 +1,9 @@
 //! Connects the stages of the perf_event source, one per folder.
 //!
-//! The last part is the control of the stages between batches.
-//!
 //! [`Pipeline::push_record`] copies stack bytes and reads losses, switches and waits. [`Pipeline::flush`]: reorder
 //! → process → complete stacks → waits → weigh → report.
+//!
+//! The source owns the stages and calls each between batches; here is what concerns several of them.
 //!
 //! Input: records, ring after ring. Output: [`TimedEvent`]s for the sampler. Stacks are completed before samples
 //! are weighed: a late sample, which may weigh nothing, shows missing pages of a stack like any other. All system
@@ -12,8 +12,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::RawFd;
-
 use hashbrown::HashMap;
 use libc::pid_t;
 
@@ -21,11 +19,10 @@ use super::buffers::Pool;
 use super::cpu_time::accounting::{BatchOptions, CpuTime, WeighedEvent};
 use super::cpu_time::wakeup::IntervalAction;
 use super::events::attributes::EventOptions;
-use super::process::entry::ProcessEntry;
-use super::process::filter::{ProcessFilter, Procfs, SystemProcfs};
+use super::process::filter::{Procfs, SystemProcfs};
 use super::process::table::{Announcement, End, NewThread, ProcessEvent, ProcessTable};
 use super::reorder::{EXITED_TID, Event, EventQueue, Queue, Selection};
-use super::ring::{PerfRecord, Pressure, Sample, SampleId};
+use super::ring::{PerfRecord, Sample, SampleId};
 use super::stack::stacks::{Stacks, SystemMemory, TargetMemory};
 use super::waits::wait::{SwitchStack, Wait, WaitOutcome};
 use super::waits::{SleepingThreads, SystemThreads, WaitRecorder};
@@ -64,17 +61,17 @@ impl System {
 
 /// The stages.
 pub(super) struct Pipeline {
-    system: System,
-    events: EventQueue,
+    pub(super) system: System,
+    pub(super) events: EventQueue,
     /// Process events at or after the watermark: other rings may still hold older records.
     after_watermark: Queue<ProcessEvent>,
-    processes: ProcessTable,
-    cpu_time: CpuTime,
-    stacks: Stacks,
+    pub(super) processes: ProcessTable,
+    pub(super) cpu_time: CpuTime,
+    pub(super) stacks: Stacks,
     /// `None` unless waits are recorded.
-    waits: Option<WaitRecorder>,
+    pub(super) waits: Option<WaitRecorder>,
     /// Boxed to keep events small.
-    spare: Pool<Box<Capture>>,
+    pub(super) spare: Pool<Box<Capture>>,
     /// The monotonic clock at the sampler's time 0.
     origin_ns: u64,
 }
@@ -392,9 +389,8 @@ fn running(cpu_ns: u64) -> ThreadStatus {
     ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running }
 }
 
-// ---- Control of the stages between batches: clocks, processes, event options, returned buffers.
-//
-// Records enter by `push_record`, events leave by `flush` (`pipeline.rs`).
+// ---- What concerns several stages between batches: processes, event options, returned buffers. The rest is done by
+// the source at the stage itself.
 
 /// Batch interval while a starting program loads its libraries, nanoseconds.
 pub(crate) const FIRST_BATCHES_NS: u64 = 5_000_000;
@@ -410,7 +406,6 @@ const LARGE_BATCHES_NS: u64 = 15_000_000;
 /// Batch interval with prefetched ranges.
 const PREFETCH_BATCHES_NS: u64 = 40_000_000;
 
-/// Processes.
 impl Pipeline {
     /// Forwards added and removed processes.
     fn update_processes(&mut self) {
@@ -436,103 +431,6 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Reads what names need of the processes that run already; their later changes are recorded.
-    pub(crate) fn read_running(&mut self) {
-        self.processes.read_running(&*self.system.procfs);
-    }
-
-    /// The selection of processes.
-    pub(crate) fn filter(&self) -> &ProcessFilter {
-        self.processes.filter()
-    }
-
-    /// A recorded process.
-    pub(crate) fn process(&self, pid: pid_t) -> Option<&ProcessEntry> {
-        self.processes.get(pid)
-    }
-
-    /// A recorded process.
-    pub(crate) fn process_mut(&mut self, pid: pid_t) -> Option<&mut ProcessEntry> {
-        self.processes.get_mut(pid)
-    }
-
-    /// Recorded processes that still run.
-    pub(crate) fn running(&self) -> Vec<pid_t> {
-        self.processes.running()
-    }
-
-    /// Changes of the kernel's filter since the last call: samples to drop (true) or take again.
-    pub(crate) fn take_filter_changes(&mut self) -> Vec<(pid_t, bool)> {
-        self.processes.take_filter_changes()
-    }
-
-    /// Processes added since the last call.
-    pub(crate) fn take_added(&mut self) -> Vec<pid_t> {
-        self.processes.take_added()
-    }
-
-    /// Exit time of a process, if it exited (monotonic clock).
-    pub(crate) fn exited_ns(&self, pid: pid_t) -> Option<u64> {
-        self.processes.exited_ns(pid)
-    }
-
-    /// Sets the time that the sampler has reached (monotonic clock).
-    pub(crate) fn set_time(&mut self, time_ns: u64) {
-        self.processes.set_time(time_ns);
-    }
-
-    /// Processes started by `listed` and their descendants, by records not yet flushed.
-    pub(crate) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
-        self.events.started_by(listed)
-    }
-}
-
-/// Clocks of CPU time.
-impl Pipeline {
-    /// Begins sampling: reads the clocks of recorded processes.
-    pub(crate) fn begin_clocks(&mut self) {
-        self.cpu_time.begin(&*self.system.clocks);
-    }
-
-    /// Also reads the clocks of these processes of the machine, to be recorded from their first sample on.
-    pub(crate) fn begin_machine_clocks(&mut self, pids: &[pid_t]) {
-        self.cpu_time.begin_machine(pids, &*self.system.clocks);
-    }
-
-    /// Ends sampling: reads the clocks for the last time.
-    pub(crate) fn stop_clocks(&mut self) {
-        self.cpu_time.stop(&*self.system.clocks);
-    }
-
-    /// Called after all samples were weighed. `counted_ns`: counts of events inherited by processes.
-    pub(crate) fn end_clocks(&mut self, counted_ns: Option<u64>) {
-        self.cpu_time.end(&*self.system.clocks);
-        if let Some(counted_ns) = counted_ns {
-            self.cpu_time.add_counted(counted_ns);
-        }
-    }
-
-    /// CPU time of recorded processes, nanoseconds.
-    pub(crate) fn used_ns(&self) -> u64 {
-        self.cpu_time.used_ns()
-    }
-
-    /// The sum of weights and losses of each process, and its clock.
-    #[cfg(test)]
-    pub(crate) fn balances(&self) -> std::collections::BTreeMap<pid_t, super::cpu_time::accounting::Balance> {
-        self.cpu_time.balances()
-    }
-
-    /// Whether the tick periods are due to change.
-    pub(crate) fn may_set_periods(&self, now_ns: u64) -> bool {
-        self.cpu_time.may_set_periods(now_ns)
-    }
-
-    /// Sets the tick period of each CPU since this time (monotonic clock).
-    pub(crate) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
-        self.cpu_time.set_periods(since_ns, periods_ns);
-    }
-
     /// Opens or ends an interval of recorded context switches, if due (monotonic clock). `record_switches` starts
     /// or stops the events and returns whether all do so.
     pub(crate) fn apply_interval_action(&mut self, now_ns: u64, record_switches: impl Fn(bool) -> bool) {
@@ -552,10 +450,7 @@ impl Pipeline {
             }
         }
     }
-}
 
-/// Options of events.
-impl Pipeline {
     /// Maximum time until the next batch, nanoseconds: at most the rest of an open interval of context switches,
     /// while the source `samples`. `begins`: the recording begins, and programs load their libraries.
     pub(crate) fn batch_ns(&self, begins: bool, now_ns: u64, samples: bool) -> u64 {
@@ -574,25 +469,6 @@ impl Pipeline {
         ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(now_ns)))
     }
 
-    /// Prepares the copying of stacks by these options; returns the options that are possible
-    /// ([`Stacks::prepare`]).
-    ///
-    /// [`Stacks::prepare`]: super::stack::stacks::Stacks::prepare
-    pub(crate) fn prepare(
-        &mut self,
-        options: EventOptions,
-        may_copy: bool,
-        load: impl FnMut(&[u64]) -> std::io::Result<()>,
-    ) -> EventOptions {
-        self.stacks.prepare(options, may_copy, load)
-    }
-
-    /// Notes that events could not be reopened and keep these options.
-    pub(crate) fn keep_events(&mut self, options: EventOptions) {
-        self.cpu_time.abandon_interval();
-        self.stacks.keep(options);
-    }
-
     /// Switches to new events that sample since this time (monotonic clock), with these periods; the old ones are
     /// read next. `counted_ns`: counts of old events inherited by processes.
     pub(crate) fn replace_events(&mut self, since_ns: u64, counted_ns: u64, periods_ns: &[(u32, u64)]) {
@@ -604,36 +480,6 @@ impl Pipeline {
         if let Some(waits) = &mut self.waits {
             waits.accept_until(since_ns);
         }
-    }
-
-    /// Notes that everything written by the events before this time was read.
-    pub(crate) fn end_replaced_events(&mut self, since_ns: u64) {
-        if let Some(waits) = &mut self.waits {
-            waits.accept_from(since_ns);
-        }
-    }
-
-    /// Fill levels of the rings, including records read ahead of their batch.
-    pub(crate) fn pressure(&self, rings: Pressure) -> Pressure {
-        self.stacks.pressure(rings)
-    }
-
-    /// The options for rings this full, if different from the current ones.
-    pub(crate) fn relieve(&mut self, pressure: Pressure, options: EventOptions) -> Option<EventOptions> {
-        self.stacks.relieve(pressure, options)
-    }
-}
-
-/// Stacks and their buffers.
-impl Pipeline {
-    /// Whether rings this full are read before their batch is due.
-    pub(crate) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
-        self.stacks.reads_ahead(fill_per_mille)
-    }
-
-    /// Reads stack bytes copied by programs. Returns the number of freed bytes.
-    pub(crate) fn read_stacks(&mut self) -> usize {
-        self.stacks.read()
     }
 
     /// Takes back the buffers of a sample.
@@ -672,47 +518,6 @@ impl Pipeline {
         let stack_size_index = capture.stack_size_index;
         self.spare.give_back(capture);
         self.stacks.wait_walked(stack_size_index, needed, options)
-    }
-
-    /// Ends a batch of buffers. Returns the number of freed bytes.
-    pub(crate) fn end_buffers(&mut self) -> usize {
-        self.spare.end_batch()
-    }
-
-    /// Whether ranges of stacks are prefetched.
-    pub(crate) fn prefetches(&self) -> bool {
-        self.stacks.prefetches()
-    }
-
-    /// Sets the ranges to prefetch with a thread's samples.
-    pub(crate) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
-        self.stacks.prefetch(tid, ranges);
-    }
-
-    /// A descriptor that is readable while whole stacks of new threads wait: until their samples are walked, each
-    /// further one is copied, too.
-    pub(crate) fn new_stacks(&self) -> Option<RawFd> {
-        self.stacks.new_stacks()
-    }
-
-    /// Size of rings other than those of events.
-    pub(crate) fn ring_bytes(&self) -> u64 {
-        self.stacks.ring_bytes()
-    }
-}
-
-/// Waits.
-impl Pipeline {
-    /// Whether waits are recorded.
-    pub(crate) fn records_waits(&self) -> bool {
-        self.waits.is_some()
-    }
-
-    /// Adds a thread that existed when the recording began, at this time.
-    pub(crate) fn list_thread(&mut self, pid: pid_t, tid: pid_t, now_ns: u64) {
-        if let Some(waits) = &mut self.waits {
-            waits.list(pid, tid, now_ns);
-        }
     }
 
     /// Polls some of the threads with unknown stacks.

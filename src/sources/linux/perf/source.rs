@@ -162,15 +162,18 @@ impl PerfSource {
             self.raise_priority();
         }
         self.read_clocks_together(|source| {
-            source.pipeline.begin_clocks();
+            source.pipeline.cpu_time.begin(&*source.pipeline.system.clocks);
             if source.is_machine() {
                 source.machine = machine_ticks().map(|ticks| [ticks, ticks]);
-                source.pipeline.begin_machine_clocks(&filter::all_processes());
+                source
+                    .pipeline
+                    .cpu_time
+                    .begin_machine(&filter::all_processes(), &*source.pipeline.system.clocks);
             }
         });
         let now_ns = monotonic_ns();
         self.events.enable()?;
-        self.pipeline.read_running();
+        self.pipeline.processes.read_running(&*self.pipeline.system.procfs);
         self.list_threads(now_ns);
         Ok(())
     }
@@ -182,7 +185,7 @@ impl PerfSource {
 
     /// Whether all processes of the machine are recorded.
     fn is_machine(&self) -> bool {
-        self.pipeline.filter().is_all()
+        self.pipeline.processes.filter().is_all()
     }
 
     /// Reads clocks that are compared with each other; repeats if the reader was delayed in between.
@@ -199,7 +202,7 @@ impl PerfSource {
     /// Lists the threads that may have been waiting since before this time (monotonic clock), if waits are
     /// recorded: those that keep waiting never have a record.
     fn list_threads(&mut self, now_ns: u64) {
-        if !self.pipeline.records_waits() {
+        if self.pipeline.waits.is_none() {
             return;
         }
         // An idle CPU switches to process 0.
@@ -211,11 +214,12 @@ impl PerfSource {
             let has_memory = |pid: &pid_t| filter::has_user_memory(*pid);
             let pids: Vec<pid_t> = filter::all_processes().into_iter().filter(has_memory).collect();
             self.pipeline.select(&pids);
-            self.pipeline.begin_clocks();
+            self.pipeline.cpu_time.begin(&*self.pipeline.system.clocks);
         }
-        for pid in self.pipeline.running() {
+        let Pipeline { processes, waits, .. } = &mut self.pipeline;
+        for (pid, waits) in processes.running().into_iter().zip(waits) {
             for tid in proc::list(pid).unwrap_or_default() {
-                self.pipeline.list_thread(pid, tid, now_ns);
+                waits.list(pid, tid, now_ns);
             }
         }
         self.pipeline.poll_threads();
@@ -223,7 +227,7 @@ impl PerfSource {
 
     /// Sets the process once the command runs.
     pub(super) fn set_spawned(&mut self, process: Process) {
-        if let Some(main) = self.pipeline.process_mut(self.main) {
+        if let Some(main) = self.pipeline.processes.get_mut(self.main) {
             main.set_spawned(process);
         }
     }
@@ -235,7 +239,7 @@ impl PerfSource {
 
     /// Makes the kernel drop the samples of excluded processes.
     fn exclude_from_samples(&mut self) {
-        for (pid, excluded) in self.pipeline.take_filter_changes() {
+        for (pid, excluded) in self.pipeline.processes.take_filter_changes() {
             self.filter.exclude(pid, excluded);
         }
     }
@@ -247,7 +251,7 @@ impl PerfSource {
         let samples = !self.is_disabled() && !self.finished;
         let batch_ns = self.pipeline.batch_ns(begins, monotonic_ns, samples);
         let at_most_ns = batch_ns.min(until_ns.saturating_sub(now_ns));
-        let new_stacks = self.pipeline.new_stacks().filter(|_| samples);
+        let new_stacks = self.pipeline.stacks.new_stacks().filter(|_| samples);
         // Batches for new threads have a minimum distance.
         let rest_ns = self.memory.read_ns.saturating_add(FIRST_BATCHES_NS).saturating_sub(monotonic_ns);
         let rest_ns = if new_stacks.is_some() { rest_ns.min(at_most_ns) } else { 0 };
@@ -263,7 +267,7 @@ impl PerfSource {
         if !self.finished {
             self.pipeline.poll_threads();
         }
-        self.memory.freed_bytes += self.pipeline.end_buffers();
+        self.memory.freed_bytes += self.pipeline.spare.end_batch();
         let begun_ns = self.clock.now_ns();
         let origin_ns = self.times.origin_ns;
         self.memory.read_ns = begun_ns + origin_ns;
@@ -278,7 +282,7 @@ impl PerfSource {
                 break;
             }
         }
-        self.memory.freed_bytes += self.pipeline.read_stacks();
+        self.memory.freed_bytes += self.pipeline.stacks.read();
         self.pipeline.apply_latency();
         // User-only samples do not cover time in the kernel.
         let batch = BatchOptions { by_clock: options.kernel, last: self.finished };
@@ -322,11 +326,12 @@ impl PerfSource {
     /// Changes the rates, and reopens the events for other CPUs or namespaces, if due.
     fn set_periods(&mut self) {
         let since_ns = monotonic_ns();
-        if !self.is_disabled() && self.pipeline.may_set_periods(since_ns) {
+        if !self.is_disabled() && self.pipeline.cpu_time.may_set_periods(since_ns) {
             let periods_ns = self.events.randomize_periods(&mut self.rates);
-            self.pipeline.set_periods(since_ns, &periods_ns);
+            self.pipeline.cpu_time.set_periods(since_ns, &periods_ns);
         }
-        let misses = self.pipeline.take_added().into_iter().any(|pid| self.filter.is_outside_namespace(pid));
+        let misses =
+            self.pipeline.processes.take_added().into_iter().any(|pid| self.filter.is_outside_namespace(pid));
         let lets_more_through = misses && self.filter.let_unknown_through().is_ok();
         if !self.is_disabled() && (lets_more_through || self.events.cpus_changed(since_ns)) {
             self.reopen(self.events.options());
@@ -336,8 +341,10 @@ impl PerfSource {
     /// Reports the remaining waits and losses at the end of the recording.
     fn finish(&mut self, into: &mut Vec<TimedEvent>) {
         self.pipeline.end_waits(self.times.ended_ns.unwrap_or_else(monotonic_ns), into);
-        let counted_ns = self.follows_by_inheritance().then(|| self.events.counted_ns());
-        self.pipeline.end_clocks(counted_ns);
+        self.pipeline.cpu_time.end(&*self.pipeline.system.clocks);
+        if self.follows_by_inheritance() {
+            self.pipeline.cpu_time.add_counted(self.events.counted_ns());
+        }
         let options = self.events.options();
         if options.samples_running() {
             let reason = if options.kernel { NOT_SAMPLED_AGAIN } else { IN_KERNEL };
@@ -355,7 +362,7 @@ impl PerfSource {
 
     /// Reacts to rings that fill up.
     fn reduce_load(&mut self) {
-        let pressure = self.pipeline.pressure(self.events.take_pressure());
+        let pressure = self.pipeline.stacks.pressure(self.events.take_pressure());
         if self.is_disabled() {
             return;
         }
@@ -364,7 +371,7 @@ impl PerfSource {
             self.raise_priority();
             return;
         }
-        if let Some(options) = self.pipeline.relieve(pressure, self.events.options()) {
+        if let Some(options) = self.pipeline.stacks.relieve(pressure, self.events.options()) {
             self.reopen(options);
         }
     }
@@ -393,12 +400,12 @@ fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, pipeline: &mut Pipelin
 impl PerfSource {
     fn main(&self) -> &ProcessEntry {
         // The main process is never removed.
-        let main = self.pipeline.process(self.main);
+        let main = self.pipeline.processes.get(self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
     fn main_mut(&mut self) -> &mut ProcessEntry {
-        let main = self.pipeline.process_mut(self.main);
+        let main = self.pipeline.processes.get_mut(self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 }
@@ -436,7 +443,7 @@ impl Observed for PerfSource {
 impl PushedSource for PerfSource {
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
         let pid = pid_t::try_from(process).ok()?;
-        self.pipeline.process_mut(pid).map(|process| process as &mut dyn Observed)
+        self.pipeline.processes.get_mut(pid).map(|process| process as &mut dyn Observed)
     }
 
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
@@ -456,7 +463,7 @@ impl PushedSource for PerfSource {
         let reported_ns = self.read(into);
         if self.finished {
             let mut exit = self.process_event(SourceEvent::Exited(self.exit_status()));
-            if let Some(exited_ns) = self.pipeline.exited_ns(self.main) {
+            if let Some(exited_ns) = self.pipeline.processes.exited_ns(self.main) {
                 exit.at_ns = exit.at_ns.min(exited_ns.saturating_sub(self.times.origin_ns));
             }
             into.push(exit);
@@ -470,7 +477,7 @@ impl PushedSource for PerfSource {
     }
 
     fn set_time(&mut self, at_ns: u64) {
-        self.pipeline.set_time(at_ns.saturating_add(self.times.origin_ns));
+        self.pipeline.processes.set_time(at_ns.saturating_add(self.times.origin_ns));
     }
 
     fn end(&mut self) {
@@ -481,7 +488,7 @@ impl PushedSource for PerfSource {
                 if let (Some([_, end]), Some(now)) = (&mut source.machine, machine_ticks()) {
                     *end = now;
                 }
-                source.pipeline.stop_clocks();
+                source.pipeline.cpu_time.stop(&*source.pipeline.system.clocks);
             });
         }
     }
@@ -510,12 +517,12 @@ impl PushedSource for PerfSource {
     }
 
     fn prefetches(&self) -> bool {
-        self.pipeline.prefetches()
+        self.pipeline.stacks.prefetches()
     }
 
     fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
         if let Ok(tid) = pid_t::try_from(thread.0) {
-            self.pipeline.prefetch(tid, ranges);
+            self.pipeline.stacks.prefetch(tid, ranges);
         }
     }
 
@@ -535,12 +542,12 @@ impl PushedSource for PerfSource {
     }
 
     fn memory_bytes(&self) -> (u64, u64) {
-        let ring_bytes = self.events.ring_bytes() + self.pipeline.ring_bytes();
+        let ring_bytes = self.events.ring_bytes() + self.pipeline.stacks.ring_bytes();
         (ring_bytes, self.memory.stacks_bytes as u64)
     }
 
     fn target_cpu_ns(&self) -> Option<u64> {
-        Some(self.pipeline.used_ns())
+        Some(self.pipeline.cpu_time.used_ns())
     }
 }
 
@@ -615,9 +622,9 @@ impl PerfSource {
             return;
         }
         self.memory.file_pages.bound();
-        if self.pipeline.reads_ahead(self.events.fill_per_mille()) {
+        if self.pipeline.stacks.reads_ahead(self.events.fill_per_mille()) {
             read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
-            self.memory.freed_bytes += self.pipeline.read_stacks();
+            self.memory.freed_bytes += self.pipeline.stacks.read();
             self.reduce_load();
         }
     }
@@ -658,7 +665,7 @@ impl PerfSource {
         }
         let mut listed = self.exits.pids();
         for _ in 0..PASSES_MAX {
-            let running = self.pipeline.running();
+            let running = self.pipeline.processes.running();
             let started: Vec<pid_t> = running.into_iter().filter(|pid| !listed.contains(pid)).collect();
             if started.is_empty() {
                 break;
@@ -673,7 +680,7 @@ impl PerfSource {
 
     /// Whether children are sampled by inherited events.
     fn follows_by_inheritance(&self) -> bool {
-        self.events.options().scope == Scope::Threads && self.pipeline.filter().follows_children()
+        self.events.options().scope == Scope::Threads && self.pipeline.processes.filter().follows_children()
     }
 
     /// Whether events can have a BPF program that copies more of stacks. Events of CPUs are tried; reopening those
@@ -686,9 +693,9 @@ impl PerfSource {
     fn reopen(&mut self, options: EventOptions) {
         let may_copy = self.may_copy();
         let filter = &mut self.filter;
-        let options = self.pipeline.prepare(options, may_copy, |program| filter.copy(program));
+        let options = self.pipeline.stacks.prepare(options, may_copy, |program| filter.copy(program));
         let inherited = self.follows_by_inheritance();
-        let running = self.pipeline.running();
+        let running = self.pipeline.processes.running();
         let new = Events::open(&running, &self.filter, options);
         let counted_ns = if inherited { self.events.counted_ns() } else { 0 };
         let new = new.and_then(|new| new.enable().map(|()| new));
@@ -696,14 +703,17 @@ impl PerfSource {
         let since_ns = monotonic_ns();
         let Ok(new) = new else {
             self.events.sample_until(u64::MAX);
-            return self.pipeline.keep_events(self.events.options());
+            self.pipeline.cpu_time.abandon_interval();
+            return self.pipeline.stacks.keep(self.events.options());
         };
         let periods_ns = new.randomize_periods(&mut self.rates);
         self.pipeline.replace_events(since_ns, counted_ns, &periods_ns);
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.pipeline);
-        self.pipeline.end_replaced_events(since_ns);
+        if let Some(waits) = &mut self.pipeline.waits {
+            waits.accept_from(since_ns);
+        }
     }
 
     /// Adds to new, enabled events those of processes started while they were opened, which inherited only the old
@@ -713,7 +723,7 @@ impl PerfSource {
         self.events.sample_until(monotonic_ns());
         for _ in 0..PASSES_MAX {
             read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
-            let started = self.pipeline.started_by(&listed);
+            let started = self.pipeline.events.started_by(&listed);
             if started.is_empty() {
                 break;
             }

@@ -227,7 +227,7 @@ fn a_name_set_after_the_first_sample_is_reported() {
     let thread = ThreadId(TID as u64);
     let named: Vec<_> = named.collect();
     assert_eq!(named, [(thread, "late".to_owned()), (thread, "last".to_owned())]);
-    let of_it = pipeline.process_mut(pid()).map(|process| process.thread_name(thread));
+    let of_it = pipeline.processes.get_mut(pid()).map(|process| process.thread_name(thread));
     assert_eq!(of_it, Some(Some("last".to_owned())));
 }
 
@@ -243,7 +243,7 @@ fn a_thread_inherits_the_name_of_its_creator() {
     pipeline.flush(BY_PERIODS, 40, &mut records);
     let mut name = |tid: pid_t| {
         let thread = ThreadId(tid as u64);
-        pipeline.process_mut(pid()).and_then(|process| process.thread_name(thread))
+        pipeline.processes.get_mut(pid()).and_then(|process| process.thread_name(thread))
     };
     assert_eq!(name(TID).as_deref(), Some("own"));
     assert_eq!(name(TID + 1).as_deref(), Some("creator"));
@@ -252,7 +252,7 @@ fn a_thread_inherits_the_name_of_its_creator() {
 #[test]
 fn dropped_samples_weigh_the_period_of_their_cpu() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
-    pipeline.set_periods(0, &[(0, 800_000), (1, 1_250_000)]);
+    pipeline.cpu_time.set_periods(0, &[(0, 800_000), (1, 1_250_000)]);
     pipeline.push_record(id(TID, 900_000, 0), PerfRecord::Sample(Sample::EMPTY));
     // This counts records of all kinds.
     pipeline.push_record(id(TID, 950_000, 0), PerfRecord::Lost(1_000));
@@ -328,5 +328,5 @@ fn threads_that_exit_in_the_last_batch_have_ended() {
     let mut exits = exits(&records);
     exits.sort_unstable();
     assert_eq!(exits, [(pid() as u64, Some(170)), (TID as u64, Some(150))]);
-    assert_eq!(pipeline.exited_ns(pid()), Some(170));
+    assert_eq!(pipeline.processes.exited_ns(pid()), Some(170));
 }

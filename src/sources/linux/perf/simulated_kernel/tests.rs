@@ -229,17 +229,17 @@ impl Run {
         self.pipeline.select_all();
         self.exclude();
         let least_ns = self.main_cpu_ns();
-        self.pipeline.begin_clocks();
+        self.pipeline.cpu_time.begin(&*self.pipeline.system.clocks);
         self.main_began_ns = (least_ns, self.main_cpu_ns());
-        if self.pipeline.filter().is_all() {
+        if self.pipeline.processes.filter().is_all() {
             let pids = self.machine.0.borrow().pids();
-            self.pipeline.begin_machine_clocks(&pids);
+            self.pipeline.cpu_time.begin_machine(&pids, &*self.pipeline.system.clocks);
         }
         self.machine.0.borrow_mut().samples = true;
     }
 
     fn exclude(&mut self) {
-        for (pid, excluded) in self.pipeline.take_filter_changes() {
+        for (pid, excluded) in self.pipeline.processes.take_filter_changes() {
             self.machine.0.borrow_mut().exclude(pid, excluded);
         }
     }
@@ -278,7 +278,7 @@ impl Run {
 
     /// Checks that weights and losses of each process add up to its clock.
     fn compare(&mut self) {
-        let now = self.pipeline.balances();
+        let now = self.pipeline.cpu_time.balances();
         for (pid, balance) in &now {
             // A balance of a reused number may belong to either process.
             let is_one = !self.machine.0.borrow().reused.contains(pid);
@@ -304,18 +304,18 @@ impl Run {
             self.machine.0.borrow_mut().advance(passed_ns);
             self.batch(false);
             let now_ns = self.machine.0.borrow().now_ns;
-            if self.pipeline.may_set_periods(now_ns) {
+            if self.pipeline.cpu_time.may_set_periods(now_ns) {
                 let periods_ns = self.machine.0.borrow_mut().set_periods();
-                self.pipeline.set_periods(now_ns, &periods_ns);
+                self.pipeline.cpu_time.set_periods(now_ns, &periods_ns);
             }
         }
         self.machine.0.borrow_mut().samples = false;
         self.ended_ns = self.machine.0.borrow().now_ns;
         let least_ns = self.main_cpu_ns();
-        self.pipeline.stop_clocks();
+        self.pipeline.cpu_time.stop(&*self.pipeline.system.clocks);
         self.main_ended_ns = (least_ns, self.main_cpu_ns());
         self.batch(true);
-        self.pipeline.end_clocks(None);
+        self.pipeline.cpu_time.end(&*self.pipeline.system.clocks);
         let mut records = Vec::new();
         self.pipeline.report_rest(self.machine.0.borrow().now_ns, "not sampled again", &mut records);
         self.take(&mut records, u64::MAX);
@@ -345,7 +345,7 @@ impl Run {
         let accounted_ns = weights_ns + balance.lost_ns;
         let (least_ns, most_ns) = self.main_began_ns;
         let is_all = (clock_ns.saturating_sub(most_ns)..=clock_ns - least_ns).contains(&accounted_ns);
-        if (!is_all || clock_ns > self.main_ended_ns.1) && !self.pipeline.filter().is_all() {
+        if (!is_all || clock_ns > self.main_ended_ns.1) && !self.pipeline.processes.filter().is_all() {
             let complaint = format!(
                 "main: {accounted_ns} ns of {clock_ns}, from {:?} to {:?}",
                 self.main_began_ns, self.main_ended_ns
@@ -358,7 +358,7 @@ impl Run {
     fn check_all_is_accounted(&mut self) {
         let weights_ns: u64 = self.sums.weights_ns.values().sum();
         let reported_ns = weights_ns + self.sums.dropped * PERIOD_NS;
-        let used_ns = self.pipeline.used_ns();
+        let used_ns = self.pipeline.cpu_time.used_ns();
         // With a reused number, a sample of the first process may be attributed to neither.
         let is_exact = self.machine.0.borrow().reused.is_empty();
         let is_right = reported_ns.abs_diff(used_ns) <= PERIOD_NS;
@@ -416,7 +416,7 @@ fn samples_are_those_of_selected_processes() {
     for seed in 0..30 {
         let run = Run::new(seed, false).run(6);
         let excluded: BTreeSet<u32> = {
-            let filter = run.pipeline.filter();
+            let filter = run.pipeline.processes.filter();
             let all = run.sums.weights_ns.keys().copied();
             all.filter(|pid| filter.is_excluded(pid.cast_signed())).collect()
         };
@@ -425,7 +425,7 @@ fn samples_are_those_of_selected_processes() {
         let (taken, recorded) =
             (kernel.sampled.get(&run.main), run.sums.samples.get(&run.main.unsigned_abs()));
         assert_eq!(recorded, taken, "seed {seed}");
-        if run.pipeline.filter().is_one() {
+        if run.pipeline.processes.filter().is_one() {
             assert!(run.sums.weights_ns.len() <= 1, "seed {seed}");
         }
     }
