@@ -329,7 +329,6 @@ without() {
     sample 1.5
     sampled_well
 }
-check 'without task_suspend2 (older systems)' without task_suspend2
 check 'without CPU times' without cpu_times
 check 'without regions, process information, signing flags, names' \
     without 'region proc_pidinfo csops thread_names'

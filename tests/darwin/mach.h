@@ -21,7 +21,6 @@ enum {
     KERN_FAILURE = 5,
     KERN_INVALID_NAME = 15,
     KERN_INVALID_RIGHT = 17,
-    MIG_BAD_ID = -303, /* what a kernel without a call answers */
     MACH_SEND_INVALID_DEST = 0x10000003,
 };
 
@@ -35,7 +34,7 @@ struct task {
     pid_t pid; /* 0: free */
     int memory; /* /proc/PID/mem: reads nothing once the address space is gone */
     int rights; /* names that stand for it or its threads or suspensions */
-    int holds, legacy_holds;
+    int holds;
     uint64_t record; /* address of its process_record; 0: none */
     int thread_count;
     struct held_thread *threads; /* while held */

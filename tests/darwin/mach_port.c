@@ -98,12 +98,6 @@ int port_release(uint32_t name)
     port->kind = PORT_FREE;
     freed[freed_count++] = (name - 0x203) / 0x100;
     if (--task->rights == 0) {
-        /* No senders: the kernel ends the legacy holds (osfmk/kern/task.c). */
-        if (task->legacy_holds > 0) {
-            task->holds -= task->legacy_holds - 1;
-            task->legacy_holds = 0;
-            end_hold(task);
-        }
         close(task->memory);
         task->pid = 0;
     }

@@ -1,8 +1,7 @@
 /*
  * Calls on tasks: getting a port, holding, threads, dyld's address.
  *
- * DARWIN_RUN_REFUSE may name task_for_pid (KERN_FAILURE, as policy refuses), task_suspend2
- * (as a kernel that has no such call).
+ * DARWIN_RUN_REFUSE may name task_for_pid (KERN_FAILURE, as policy refuses).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -158,8 +157,6 @@ static int d_task_suspend2(uint32_t name, uint32_t *token)
 {
     struct task *task;
     take_time();
-    if (refused("task_suspend2"))
-        return MIG_BAD_ID;
     pthread_mutex_lock(&kernel);
     int result = task_named(name, &task);
     if (result == KERN_SUCCESS)
@@ -181,37 +178,6 @@ static int d_task_resume2(uint32_t token)
                                           : MACH_SEND_INVALID_DEST;
     if (result == KERN_SUCCESS)
         port_release(token);
-    pthread_mutex_unlock(&kernel);
-    return result;
-}
-
-static int d_task_suspend(uint32_t name)
-{
-    struct task *task;
-    take_time();
-    pthread_mutex_lock(&kernel);
-    int result = task_named(name, &task);
-    if (result == KERN_SUCCESS)
-        result = hold(task);
-    if (result == KERN_SUCCESS)
-        task->legacy_holds++;
-    pthread_mutex_unlock(&kernel);
-    return result;
-}
-
-static int d_task_resume(uint32_t name)
-{
-    struct task *task;
-    take_time();
-    pthread_mutex_lock(&kernel);
-    int result = task_named(name, &task);
-    if (result == KERN_SUCCESS && task->legacy_holds == 0)
-        result = KERN_FAILURE;
-    if (result == KERN_SUCCESS) {
-        task->legacy_holds--;
-        if (--task->holds == 0)
-            tracer_release(task);
-    }
     pthread_mutex_unlock(&kernel);
     return result;
 }
@@ -276,6 +242,6 @@ static int d_task_info(uint32_t name, uint32_t flavor, void *into, uint32_t *cou
 }
 
 const struct shim task_shims[] = {
-    SHIM(task_for_pid), SHIM(pid_for_task), SHIM(task_suspend2), SHIM(task_resume2), SHIM(task_suspend),
-    SHIM(task_resume),  SHIM(task_threads), SHIM(task_info),     {NULL, NULL},
+    SHIM(task_for_pid), SHIM(pid_for_task), SHIM(task_suspend2), SHIM(task_resume2),
+    SHIM(task_threads), SHIM(task_info),    {NULL, NULL},
 };

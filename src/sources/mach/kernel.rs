@@ -245,11 +245,6 @@ pub trait MachKernel {
     /// which the kernel leaves behind with `SendInvalidDest` (mach_types.defs: a send-once right, moved);
     /// this call releases that name, too.
     fn task_resume2(&self, token: SuspensionToken) -> Kern<()>;
-    /// `task_suspend`: stops every thread; released by `task_resume`, or by our death
-    /// (osfmk/kern/task.c, "legacy" holds). For kernels without `task_suspend2`.
-    fn task_suspend(&self, task: TaskPort) -> Kern<()>;
-    /// `task_resume`: ends one suspension of `task_suspend`.
-    fn task_resume(&self, task: TaskPort) -> Kern<()>;
     /// `task_threads`: appends the ports to `ports`, in creation order.
     fn task_threads(&self, task: TaskPort, ports: &mut Vec<ThreadPort>) -> Kern<OutOfLine>;
     /// `task_info(TASK_DYLD_INFO)` with the given count (5).

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::kernel::{Kern, MachKernel, SuspensionToken, TaskPort};
 use super::task::Task;
-use super::threads::{MachClock, ThreadReport, is_gone};
+use super::threads::{MachClock, ThreadReport};
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Process, StopOutcome, ThreadId, ThreadStatus};
 
@@ -203,48 +203,28 @@ impl Stops {
 // ---- Suspends a whole task until the guard is dropped or its holder exits, in any way. Effect: it is stopped.
 //
 // `thread_suspend` counts outlive the profiler: if it is killed while it holds one, a thread hangs for ever.
-// `task_suspend2` returns a right, and `task_suspend` keeps one; both die with their holder, and the kernel resumes
-// the task (osfmk/kern/task.c, `task_suspension_notify`). So tasks are suspended, never threads.
+// `task_suspend2` returns a right, which dies with its holder, and the kernel resumes the task (osfmk/kern/task.c,
+// `task_suspension_notify`). So tasks are suspended, never threads. macOS has the call since 10.9.
 
 /// A suspension of a task, released on drop.
 pub(super) struct Hold<'k> {
     kernel: &'k dyn MachKernel,
-    task: TaskPort,
-    by: Option<HoldMethod>,
-}
-
-enum HoldMethod {
-    /// `task_suspend2`.
-    Token(SuspensionToken),
-    /// `task_suspend`.
-    Count,
+    token: Option<SuspensionToken>,
 }
 
 impl<'k> Hold<'k> {
     /// Suspends the task; returns once none of its threads is on a CPU.
     pub(super) fn begin(kernel: &'k dyn MachKernel, task: TaskPort) -> Kern<Hold<'k>> {
-        let by = match kernel.task_suspend2(task) {
-            Ok(token) => HoldMethod::Token(token),
-            Err(failed) if is_gone(failed) => return Err(failed),
-            // A kernel without this call still has the older one.
-            Err(failed) => kernel.task_suspend(task).map(|()| HoldMethod::Count).map_err(|_| failed)?,
-        };
-        Ok(Hold { kernel, task, by: Some(by) })
-    }
-
-    fn release(&mut self) {
-        // A failure means that the task has ended, and with it the suspension.
-        let _ = match self.by.take() {
-            Some(HoldMethod::Token(token)) => self.kernel.task_resume2(token),
-            Some(HoldMethod::Count) => self.kernel.task_resume(self.task),
-            None => Ok(()),
-        };
+        Ok(Hold { kernel, token: Some(kernel.task_suspend2(task)?) })
     }
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        self.release();
+        if let Some(token) = self.token.take() {
+            // A failure means that the task has ended, and with it the suspension.
+            let _ = self.kernel.task_resume2(token);
+        }
     }
 }
 

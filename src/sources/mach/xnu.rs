@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 use mach2::kern_return::kern_return_t;
 use mach2::mach_port::mach_port_deallocate;
 use mach2::mach_time::{mach_absolute_time, mach_timebase_info, mach_wait_until};
-use mach2::task::{task_info, task_resume, task_resume2, task_suspend, task_suspend2, task_threads};
+use mach2::task::{task_info, task_resume2, task_suspend2, task_threads};
 use mach2::thread_act::thread_get_state;
 use mach2::traps::{mach_task_self, task_for_pid};
 use mach2::vm::{mach_vm_deallocate, mach_vm_read_overwrite, mach_vm_region_recurse};
@@ -213,16 +213,6 @@ impl MachKernel for Xnu {
             let _ = self.port_deallocate(token.0);
         }
         result
-    }
-
-    fn task_suspend(&self, task: TaskPort) -> Kern<()> {
-        // SAFETY: takes a number.
-        kern(unsafe { task_suspend(task.0) })
-    }
-
-    fn task_resume(&self, task: TaskPort) -> Kern<()> {
-        // SAFETY: takes a number.
-        kern(unsafe { task_resume(task.0) })
     }
 
     fn task_threads(&self, task: TaskPort, ports: &mut Vec<ThreadPort>) -> Kern<OutOfLine> {

@@ -41,14 +41,7 @@ fn every_call_fails(world: impl Fn() -> World, for_ms: u64) {
 #[test]
 fn any_one_call_may_fail() {
     every_call_fails(|| World::arm64(8).process(canned(500)), 8);
-}
-
-#[test]
-fn any_one_call_may_fail_without_the_newer_suspension() {
-    every_call_fails(
-        || World::x86_64(8).process(canned(500)).with(|world| world.suspend2_supported = false),
-        5,
-    );
+    every_call_fails(|| World::x86_64(8).process(canned(500)), 5);
 }
 
 #[test]

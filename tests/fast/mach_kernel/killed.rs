@@ -7,25 +7,23 @@ use crate::sim_kernel::*;
 
 #[test]
 fn a_profiler_that_is_killed_leaves_nothing_suspended() {
-    for suspend2 in [true, false] {
-        let world = || World::arm64(7).process(canned(500)).with(|world| world.suspend2_supported = suspend2);
-        let kernel = world().build();
-        record_unclean(&kernel, &options(10)).unwrap();
-        kernel.assert_clean();
-        let calls = kernel.calls();
-        assert!(kernel.count(if suspend2 { Method::TaskResume2 } else { Method::TaskResume }) > 3);
-        let mut killed_in_a_hold = 0;
-        for call in 1..=calls.len() as u64 {
-            let kernel = world().happens(call, Happening::KillProfiler).build();
-            let ended = kernel.run_killed(|| record_unclean(&kernel, &options(10)).is_ok());
-            assert_eq!(ended, None, "killed before call {call}");
-            assert!(!kernel.stands(500), "before call {call}, {}", calls[call as usize - 1].name());
-            let report = kernel.report();
-            assert!(report.held.is_empty(), "{report}");
-            killed_in_a_hold += u32::from(calls[call as usize - 1] == Method::ThreadGetState);
-        }
-        assert!(killed_in_a_hold > 3);
+    let world = || World::arm64(7).process(canned(500));
+    let kernel = world().build();
+    record_unclean(&kernel, &options(10)).unwrap();
+    kernel.assert_clean();
+    let calls = kernel.calls();
+    assert!(kernel.count(Method::TaskResume2) > 3);
+    let mut killed_in_a_hold = 0;
+    for call in 1..=calls.len() as u64 {
+        let kernel = world().happens(call, Happening::KillProfiler).build();
+        let ended = kernel.run_killed(|| record_unclean(&kernel, &options(10)).is_ok());
+        assert_eq!(ended, None, "killed before call {call}");
+        assert!(!kernel.stands(500), "before call {call}, {}", calls[call as usize - 1].name());
+        let report = kernel.report();
+        assert!(report.held.is_empty(), "{report}");
+        killed_in_a_hold += u32::from(calls[call as usize - 1] == Method::ThreadGetState);
     }
+    assert!(killed_in_a_hold > 3);
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl Costs {
             Method::WaitUntil | Method::OwnSharedCache => self.system_call,
             Method::ThreadGetState => self.round_trip + self.get_state,
             Method::VmReadOverwrite => self.round_trip + self.read,
-            Method::TaskSuspend | Method::TaskSuspend2 => self.round_trip + self.suspend,
+            Method::TaskSuspend2 => self.round_trip + self.suspend,
             method if method.is_bsd() => self.system_call,
             _ => self.round_trip,
         }

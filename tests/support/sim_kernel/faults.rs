@@ -26,8 +26,6 @@ methods! {
     VmDeallocate = "vm_deallocate",
     TaskSuspend2 = "task_suspend2",
     TaskResume2 = "task_resume2",
-    TaskSuspend = "task_suspend",
-    TaskResume = "task_resume",
     TaskThreads = "task_threads",
     TaskDyldInfo = "task_dyld_info",
     ThreadBasicInfo = "thread_basic_info",
@@ -77,7 +75,6 @@ impl Method {
             self,
             ThreadGetState
                 | VmReadOverwrite
-                | TaskResume
                 | TaskResume2
                 | AbsoluteTime
                 | ThreadBasicInfo
@@ -108,8 +105,6 @@ pub fn plausible_codes(method: Method) -> &'static [i32] {
         Method::VmDeallocate => &[1],
         Method::TaskSuspend2 => &[4, 5, 6, 37, 46, INVALID_DEST],
         Method::TaskResume2 => &[5, INVALID_DEST],
-        Method::TaskSuspend => &[4, 5, 37, INVALID_DEST],
-        Method::TaskResume => &[4, 5, INVALID_DEST],
         Method::TaskThreads => &[4, 5, 6, 37, INVALID_DEST],
         Method::TaskDyldInfo => &[4, 5, 37, INVALID_DEST],
         Method::ThreadBasicInfo | Method::ThreadIdentifierInfo | Method::ThreadExtendedInfo => {

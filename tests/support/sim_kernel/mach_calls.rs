@@ -25,8 +25,6 @@ const FAILURE: i32 = 5;
 const INVALID_NAME: i32 = 15;
 const TERMINATED: i32 = 37;
 const NOT_SUPPORTED: i32 = 46;
-/// MIG_BAD_ID: the kernel does not know the message.
-const MIG_BAD_ID: i32 = -303;
 
 /// How long at most a dying task or thread still answers before its port is dead.
 const DYING_NS: u64 = 40_000;
@@ -162,8 +160,7 @@ impl State {
         Ok(())
     }
 
-    /// Common part of both ways to suspend.
-    fn suspend(&mut self, port: TaskPort) -> Code<usize> {
+    pub fn task_suspend2(&mut self, port: TaskPort) -> Code<SuspensionToken> {
         let task = self.task_or(port, FAILURE)?;
         if self.tasks.iter().any(|task| task.alive && task.is_held()) {
             self.violation("a suspension while another is held");
@@ -172,14 +169,6 @@ impl State {
         // It may have died during the wait.
         let task = self.task_or(port, FAILURE)?;
         self.tasks[task].last_stop_ns = self.tasks[task].ran_ns;
-        Ok(task)
-    }
-
-    pub fn task_suspend2(&mut self, port: TaskPort) -> Code<SuspensionToken> {
-        if !self.suspend2_supported {
-            return Err(MIG_BAD_ID);
-        }
-        let task = self.suspend(port)?;
         self.tokens_made += 1;
         self.tasks[task].tokens.push(self.tokens_made);
         self.note_holds();
@@ -195,32 +184,6 @@ impl State {
         self.tasks[task].tokens.retain(|held| *held != number);
         self.note_holds();
         if self.tasks[task].alive { Ok(()) } else { Err(INVALID_DEST) }
-    }
-
-    pub fn task_suspend(&mut self, port: TaskPort) -> Code<()> {
-        let task = self.suspend(port)?;
-        self.tasks[task].legacy += 1;
-        self.note_holds();
-        Ok(())
-    }
-
-    pub fn task_resume(&mut self, port: TaskPort) -> Code<()> {
-        let task = self.task_or(port, FAILURE)?;
-        if self.tasks[task].legacy == 0 {
-            self.violation("task_resume without a hold: it would end that of another debugger");
-            return Err(FAILURE);
-        }
-        self.tasks[task].legacy -= 1;
-        self.note_holds();
-        Ok(())
-    }
-
-    /// A `task_resume` that fails because the hold no longer exists.
-    pub fn lose_hold(&mut self, port: TaskPort) {
-        if let Some(Right::Task(task)) = self.names.get(port.0).map(|entry| entry.right) {
-            self.tasks[task].legacy = self.tasks[task].legacy.saturating_sub(1);
-            self.note_holds();
-        }
     }
 
     pub fn task_threads(

@@ -116,7 +116,7 @@ impl SimKernel {
         let cost_ns = state.cost(method);
         state.pass(cost_ns);
         let held = state.tasks.iter().any(|task| task.alive && task.is_held());
-        if held && !method.is_for_a_pause() && !matches!(method, Method::TaskSuspend | Method::TaskSuspend2) {
+        if held && !method.is_for_a_pause() && method != Method::TaskSuspend2 {
             state.violation(format!("{} while the target is held", method.name()));
         }
         let call = state.call();
@@ -213,12 +213,6 @@ impl MachKernel for SimKernel {
     fn task_resume2(&self, token: SuspensionToken) -> Kern<()> {
         let gone = |state: &mut State| state.task_resume2(&token).map_or((), |()| ());
         self.taking(Method::TaskResume2, |state| state.task_resume2(&token), gone)
-    }
-    fn task_suspend(&self, task: TaskPort) -> Kern<()> {
-        self.mach(Method::TaskSuspend, |state, _| state.task_suspend(task))
-    }
-    fn task_resume(&self, task: TaskPort) -> Kern<()> {
-        self.taking(Method::TaskResume, |state| state.task_resume(task), |state| state.lose_hold(task))
     }
     fn task_threads(&self, task: TaskPort, ports: &mut Vec<ThreadPort>) -> Kern<OutOfLine> {
         self.mach(Method::TaskThreads, |state, planned| state.task_threads(task, ports, planned))

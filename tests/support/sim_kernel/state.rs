@@ -88,7 +88,6 @@ pub struct State {
     pub translated: bool,
     pub ncpu: i32,
     pub own_cache: OwnCache,
-    pub suspend2_supported: bool,
     /// A wait may overshoot by up to this.
     pub overshoot_ns: u64,
     /// The client's thread starts with background QoS.
@@ -400,7 +399,6 @@ impl State {
         self.placed.clear();
         for task in &mut self.tasks {
             task.tokens.clear();
-            task.legacy = 0;
         }
         self.note_holds();
     }

@@ -35,9 +35,8 @@ pub struct Task {
     pub ran_ns: u64,
     /// Time of its last stop, on its own clock.
     pub last_stop_ns: u64,
-    /// Suspensions by the client: tokens, and legacy holds.
+    /// Suspensions by the client.
     pub tokens: Vec<u64>,
-    pub legacy: u32,
     /// Incremented by each call while it runs.
     pub epoch: u64,
     pub memory: Memory,
@@ -110,7 +109,6 @@ impl Task {
             ran_ns: 0,
             last_stop_ns: 0,
             tokens: Vec::new(),
-            legacy: 0,
             epoch: 0,
             memory,
             images,
@@ -263,7 +261,7 @@ impl Task {
 
     /// Whether a suspension of the client holds it.
     pub fn is_held(&self) -> bool {
-        !self.tokens.is_empty() || self.legacy > 0
+        !self.tokens.is_empty()
     }
 
     /// Living threads, in order of creation.
