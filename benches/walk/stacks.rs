@@ -17,6 +17,7 @@ use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::{Clock, RealClock};
 use stackprof::images::Images;
 use stackprof::sources::{Capture, Fault, Observed, StopOutcome, Target, TargetEvent, linux};
+use stackprof::walk::Code;
 
 /// The argument that makes this program the recorded one.
 pub(super) const WORK: &str = "--work";

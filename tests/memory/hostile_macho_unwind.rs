@@ -11,7 +11,7 @@ use stackprof::arch::{Aarch64, Registers, X86_64};
 use stackprof::binary::macho::MachO;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::Images;
-use stackprof::walk::{self, Frames, Input, StackBytes, UnwindMethod, Unwinder};
+use stackprof::walk::{self, Code, Frames, Input, StackBytes, UnwindMethod, Unwinder};
 
 use crate::memory;
 use crate::seeds;

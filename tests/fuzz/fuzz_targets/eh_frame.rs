@@ -8,6 +8,7 @@ mod elf_with;
 use elf_with::{TEXT_BYTES, TEXT_SVMA, elf_with, images_of};
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Avma;
+use stackprof::walk::Code;
 
 fuzz_target!(|data: &[u8]| {
     let Some((kind, rest)) = data.split_first() else { return };

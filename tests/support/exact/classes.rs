@@ -5,6 +5,7 @@ use stackprof::addr::Avma;
 use stackprof::arch::Arch;
 use stackprof::binary::frame_rule::{COLUMNS, Cfa, Column, Columns, Row, X86_COLUMNS};
 use stackprof::images::Images;
+use stackprof::walk::Code;
 
 /// Bytes before and after an address to search for a stack switch.
 const SWITCH_BYTES: u64 = 48;

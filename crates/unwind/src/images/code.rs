@@ -14,6 +14,8 @@ use crate::binary::object::Object;
 use crate::binary::pe::unwind;
 use crate::walk::{Code, FilePlace};
 
+/// Facts about frames come from unwind information, symbols and headers, whose tables are read once per image and kept.
+/// Bounds of functions are clipped to the mapping.
 impl Code for ImageView<'_> {
     fn is_code(&self, at: Avma) -> bool {
         ImageView::contains(self, at)
@@ -31,61 +33,7 @@ impl Code for ImageView<'_> {
         Some(FilePlace { image: region.image, file_offset: region.file_offset, mapped })
     }
 
-    fn row(&self, lookup: Avma) -> Option<AnyRow> {
-        ImageView::row(self, lookup)
-    }
-
-    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
-        ImageView::row_in_epilogue(self, pc)
-    }
-
-    fn is_t32(&self, pc: Avma) -> Option<bool> {
-        ImageView::is_t32(self, pc)
-    }
-
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
-        ImageView::exidx(self, lookup)
-    }
-
-    fn describes_frames(&self, lookup: Avma) -> bool {
-        ImageView::describes_frames(self, lookup)
-    }
-
-    fn body(&self, lookup: Avma) -> Option<Body> {
-        ImageView::body(self, lookup)
-    }
-
-    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
-        ImageView::begins_threads(self, lookup)
-    }
-
-    fn entry(&self, pc: Avma) -> Option<Avma> {
-        ImageView::entry(self, pc)
-    }
-
-    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
-        ImageView::described_function(self, lookup)
-    }
-
-    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        ImageView::function(self, pc)
-    }
-}
-
-// ---- Facts about frames from images: unwind information, functions, first instructions. Input: a code address.
-// Output: a row or function, or none. Tables are read once per image and kept.
-
-impl<'a> ImageView<'a> {
-    /// The unwind rule at a code address in the packed form; `None` if it is unknown or does not fit that form.
-    #[must_use]
-    pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        let by_table = || self.row(pc).and_then(<[Column; COLUMNS]>::row);
-        self.row_in_epilogue(pc).or_else(by_table)?.ordinary()
-    }
-
-    /// The unwind table row of an ELF or PE image at a code address; `None` if there is none.
-    #[must_use]
-    pub fn row(&self, pc: Avma) -> Option<AnyRow> {
+    fn row(&self, pc: Avma) -> Option<AnyRow> {
         let (image, svma) = self.at(pc)?;
         if let Some(functions) = image.pe_functions() {
             return Some(image.pe_stack_starts().row(svma, functions.row(svma)?).into());
@@ -95,32 +43,17 @@ impl<'a> ImageView<'a> {
         cfi.as_ref()?.any_row(bytes, svma)
     }
 
-    /// The row at an instruction of an epilogue of a PE image, which unwind codes do not describe; `None` outside
-    /// epilogues.
-    #[must_use]
-    pub fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
         let (image, svma) = self.at(pc)?;
         unwind::epilogue_row(image.object()?.pe()?, &image.pe_functions()?, svma)
     }
 
-    /// Whether an address is in an image that contains V8. Code without rows there is V8's embedded builtins,
-    /// which its compiler generated at build time.
-    #[must_use]
-    pub fn is_built_into_v8(&self, at: Avma) -> bool {
-        self.at(at).is_some_and(|(image, _)| crate::binary::mapping::contains_v8(&image.name))
-    }
-
-    /// Whether 32-bit Arm code at an address is T32, if a symbol shows it.
-    #[must_use]
-    pub fn is_t32(&self, pc: Avma) -> Option<bool> {
+    fn is_t32(&self, pc: Avma) -> Option<bool> {
         let (image, svma) = self.at(pc)?;
         image.is_t32(svma)
     }
 
-    /// The entry of the 32-bit Arm exception handling ABI's tables at a code address, and its bounds, clipped to the
-    /// mapping.
-    #[must_use]
-    pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
+    fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
         let region = self.space.find(pc.0)?;
         let (image, svma) = self.at(pc)?;
         let entry = image.exidx_entry(svma)?;
@@ -129,9 +62,7 @@ impl<'a> ImageView<'a> {
         Some((Avma(start)..Avma(end), entry.said))
     }
 
-    /// Whether the image at a code address has unwind information for any of its functions.
-    #[must_use]
-    pub fn describes_frames(&self, pc: Avma) -> bool {
+    fn describes_frames(&self, pc: Avma) -> bool {
         let Some((image, _)) = self.at(pc) else { return false };
         if let Some(macho) = image.object().and_then(Object::macho) {
             return image.unwind.get_or_init(|| Unwind::find(macho)).is_some();
@@ -145,33 +76,19 @@ impl<'a> ImageView<'a> {
             || image.exidx.get_or_init(|| Exidx::find(bytes)).is_some()
     }
 
-    /// The unwind information of a Mach-O image for the body of the function at a code address.
-    #[must_use]
-    pub fn body(&self, pc: Avma) -> Option<Body> {
+    fn body(&self, pc: Avma) -> Option<Body> {
         let (image, svma) = self.at(pc)?;
         let macho = image.object()?.macho()?;
         let unwind = image.unwind.get_or_init(|| Unwind::find(macho));
         unwind.as_ref()?.body(macho, image.bytes.as_ref().ok()?, svma)
     }
 
-    /// Whether the Mach-O image at a code address of the current space contains the first functions of threads;
-    /// `None` for other formats, where they may be anywhere.
-    #[must_use]
-    pub fn begins_threads(&self, pc: Avma) -> Option<bool> {
+    fn begins_threads(&self, pc: Avma) -> Option<bool> {
         let (image, _) = self.at(pc)?;
         Some(image.object()?.macho()?.begins_threads(&image.name))
     }
 
-    fn at(&self, pc: Avma) -> Option<(&'a Image, Svma)> {
-        let region = self.space.find(pc.0)?;
-        let image = self.images.get(region.image as usize)?;
-        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
-        Some((image, image.object()?.svma_of(offset)?))
-    }
-
-    /// The entry point (ELF `e_entry`) of the program or library at a code address; `None` if it has none.
-    #[must_use]
-    pub fn entry(&self, pc: Avma) -> Option<Avma> {
+    fn entry(&self, pc: Avma) -> Option<Avma> {
         let region = self.space.find(pc.0)?;
         let object = self.images.get(region.image as usize)?.object()?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
@@ -179,17 +96,35 @@ impl<'a> ImageView<'a> {
         Some(Avma(object.entry()?.0.wrapping_add(bias)))
     }
 
-    /// The bounds of the function at a code address by unwind information, clipped to the mapping; `None` if there
-    /// is none.
-    #[must_use]
-    pub fn described_function(&self, pc: Avma) -> Option<Range<Avma>> {
+    fn described_function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.bounds(pc, Image::described_function)
     }
 
-    /// The bounds of the function at a code address, clipped to the mapping; `None` if they are unknown.
-    #[must_use]
-    pub fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.bounds(pc, Image::function)
+    }
+}
+
+impl<'a> ImageView<'a> {
+    /// The unwind rule at a code address in the packed form; `None` if it is unknown or does not fit that form.
+    #[must_use]
+    pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        let by_table = || self.row(pc).and_then(<[Column; COLUMNS]>::row);
+        self.row_in_epilogue(pc).or_else(by_table)?.ordinary()
+    }
+
+    /// Whether an address is in an image that contains V8. Code without rows there is V8's embedded builtins,
+    /// which its compiler generated at build time.
+    #[must_use]
+    pub fn is_built_into_v8(&self, at: Avma) -> bool {
+        self.at(at).is_some_and(|(image, _)| crate::binary::mapping::contains_v8(&image.name))
+    }
+
+    fn at(&self, pc: Avma) -> Option<(&'a Image, Svma)> {
+        let region = self.space.find(pc.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(pc.0 - region.start)?;
+        Some((image, image.object()?.svma_of(offset)?))
     }
 
     fn bounds(&self, pc: Avma, of: impl FnOnce(&Image, Svma) -> Option<Range<Svma>>) -> Option<Range<Avma>> {

@@ -19,7 +19,6 @@ use hashbrown::{HashMap, HashSet};
 use super::code::ImageView;
 use super::history::Images;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AnyRow, Body, ExidxEntry, Row};
 use crate::binary::{Mapping, MappingKind, mapping};
 use crate::walk::{Code, CodeTraits, FilePlace, GLANCE_BYTES, Glance, NeedsBytes};
 
@@ -342,44 +341,9 @@ impl Code for TargetCode<'_> {
         blocks.for_each(|block| self.jit.requests.touch(block));
     }
 
-    fn row(&self, lookup: Avma) -> Option<AnyRow> {
-        self.images.row(lookup)
-    }
-
-    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
-        self.images.row_in_epilogue(pc)
-    }
-
-    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
-        self.images.described_function(lookup)
-    }
-
-    fn is_t32(&self, pc: Avma) -> Option<bool> {
-        self.images.is_t32(pc)
-    }
-
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
-        self.images.exidx(lookup)
-    }
-
-    fn describes_frames(&self, lookup: Avma) -> bool {
-        self.images.describes_frames(lookup)
-    }
-
-    fn body(&self, lookup: Avma) -> Option<Body> {
-        self.images.body(lookup)
-    }
-
-    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
-        self.images.begins_threads(lookup)
-    }
-
-    fn entry(&self, pc: Avma) -> Option<Avma> {
-        self.images.entry(pc)
-    }
-
-    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        self.images.function(pc)
+    /// Facts about JIT code are in images, too: its compiler registers them.
+    fn inner(&self, _at: Avma) -> Option<&dyn Code> {
+        Some(&self.images)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::addr::{Avma, Svma};
 use crate::binary::macho::CPU_ARM64;
 use crate::binary::macho::build::{File, TEXT};
 use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::walk::Code;
 
 #[test]
 fn relative_addresses_count_from_the_text_segment() {

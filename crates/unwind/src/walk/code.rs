@@ -65,16 +65,6 @@ pub trait Code {
         self.code(at).map(Glance::of).unwrap_or_default()
     }
 
-    /// Properties of the code at an address.
-    fn traits(&self, _at: Avma) -> CodeTraits {
-        CodeTraits::default()
-    }
-
-    /// The file mapping that contains an address; `None` for code in memory only.
-    fn file_place(&self, _at: Avma) -> Option<FilePlace> {
-        None
-    }
-
     /// Records that this look-up uses a cached result that depends on the code between two addresses, inclusive.
     fn note_dependency(&self, _first: Avma, _last: Avma) {}
 
@@ -104,61 +94,77 @@ pub trait Code {
         true
     }
 
+    /// The code that knows the facts at an address, which this one extends by others: by default, each of the following
+    /// facts is taken from it.
+    fn inner(&self, _at: Avma) -> Option<&dyn Code> {
+        None
+    }
+
+    /// Properties of the code at an address.
+    fn traits(&self, at: Avma) -> CodeTraits {
+        self.inner(at).map_or(CodeTraits::default(), |code| code.traits(at))
+    }
+
+    /// The file mapping that contains an address; `None` for code in memory only.
+    fn file_place(&self, at: Avma) -> Option<FilePlace> {
+        self.inner(at)?.file_place(at)
+    }
+
     /// The row of unwind information at a look-up address, for the processor of its image; `None` if there is
     /// none.
-    fn row(&self, _lookup: Avma) -> Option<AnyRow> {
-        None
+    fn row(&self, lookup: Avma) -> Option<AnyRow> {
+        self.inner(lookup)?.row(lookup)
     }
 
     /// The row at the instruction `pc` of an epilogue, if unwind information does not describe epilogues (PE);
     /// `None` if [`Code::row`] applies.
-    fn row_in_epilogue(&self, _pc: Avma) -> Option<Row> {
-        None
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        self.inner(pc)?.row_in_epilogue(pc)
     }
 
     /// Whether 32-bit Arm code at an address is T32 rather than A32; `None` if unknown.
-    fn is_t32(&self, _pc: Avma) -> Option<bool> {
-        None
+    fn is_t32(&self, pc: Avma) -> Option<bool> {
+        self.inner(pc)?.is_t32(pc)
     }
 
     /// The entry of the Arm exception handling ABI's tables for a look-up address, and the bounds of its function
     /// without the T32 bit; `None` if there is none.
-    fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
-        None
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
+        self.inner(lookup)?.exidx(lookup)
     }
 
     /// Whether the image at a look-up address has unwind information for any function. If so, a function without
     /// it is an exception, and may not keep a frame record.
-    fn describes_frames(&self, _lookup: Avma) -> bool {
-        false
+    fn describes_frames(&self, lookup: Avma) -> bool {
+        self.inner(lookup).is_some_and(|code| code.describes_frames(lookup))
     }
 
     /// The unwind information of a Mach-O image for the body of the function at a look-up address; `None` if there
     /// is none.
-    fn body(&self, _lookup: Avma) -> Option<Body> {
-        None
+    fn body(&self, lookup: Avma) -> Option<Body> {
+        self.inner(lookup)?.body(lookup)
     }
 
     /// Whether threads start in the Mach-O image at a look-up address; `None` in other images, where threads may
     /// start anywhere.
-    fn begins_threads(&self, _lookup: Avma) -> Option<bool> {
-        None
+    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
+        self.inner(lookup)?.begins_threads(lookup)
     }
 
     /// The entry point of the image that contains `pc`, if it has one.
-    fn entry(&self, _pc: Avma) -> Option<Avma> {
-        None
+    fn entry(&self, pc: Avma) -> Option<Avma> {
+        self.inner(pc)?.entry(pc)
     }
 
     /// The bounds of the function at a look-up address by unwind information, with split-off parts as separate
     /// functions; `None` if there is none.
-    fn described_function(&self, _lookup: Avma) -> Option<Range<Avma>> {
-        None
+    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
+        self.inner(lookup)?.described_function(lookup)
     }
 
     /// The bounds of the function at `pc`; `None` if unknown.
-    fn function(&self, _pc: Avma) -> Option<Range<Avma>> {
-        None
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        self.inner(pc)?.function(pc)
     }
 }
 

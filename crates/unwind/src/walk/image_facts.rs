@@ -16,9 +16,8 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use super::code::{Code, CodeTraits, FilePlace, Glance};
+use super::code::{Code, FilePlace, Glance};
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::{AnyRow, Body, ExidxEntry, Row};
 
 /// Limit on facts of one kind; one more clears them all. The capacity of a hash table with 65,536 slots.
 const FACTS_MAX: usize = 7 << 13;
@@ -144,8 +143,11 @@ impl<'c> Scope<'c> {
     }
 }
 
-/// Must implement every method of [`Code`]: a default method would answer instead of the wrapped code.
 impl Code for Scope<'_> {
+    fn inner(&self, at: Avma) -> Option<&dyn Code> {
+        Some(self.note(at))
+    }
+
     fn is_code(&self, at: Avma) -> bool {
         self.note(at).is_code(at)
     }
@@ -156,14 +158,6 @@ impl Code for Scope<'_> {
 
     fn glance(&self, at: Avma) -> Glance {
         self.note(at).glance(at)
-    }
-
-    fn traits(&self, at: Avma) -> CodeTraits {
-        self.note(at).traits(at)
-    }
-
-    fn file_place(&self, at: Avma) -> Option<FilePlace> {
-        self.note(at).file_place(at)
     }
 
     fn note_dependency(&self, first: Avma, last: Avma) {
@@ -186,46 +180,6 @@ impl Code for Scope<'_> {
     fn note_search(&self, from: Avma, to: Avma) {
         self.note(from).note_search(from, to);
         self.note(Avma(to.0.saturating_sub(1)));
-    }
-
-    fn row(&self, lookup: Avma) -> Option<AnyRow> {
-        self.note(lookup).row(lookup)
-    }
-
-    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
-        self.note(pc).row_in_epilogue(pc)
-    }
-
-    fn is_t32(&self, pc: Avma) -> Option<bool> {
-        self.note(pc).is_t32(pc)
-    }
-
-    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, ExidxEntry)> {
-        self.note(lookup).exidx(lookup)
-    }
-
-    fn describes_frames(&self, lookup: Avma) -> bool {
-        self.note(lookup).describes_frames(lookup)
-    }
-
-    fn body(&self, lookup: Avma) -> Option<Body> {
-        self.note(lookup).body(lookup)
-    }
-
-    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
-        self.note(lookup).begins_threads(lookup)
-    }
-
-    fn entry(&self, pc: Avma) -> Option<Avma> {
-        self.note(pc).entry(pc)
-    }
-
-    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
-        self.note(lookup).described_function(lookup)
-    }
-
-    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        self.note(pc).function(pc)
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::addr::Svma;
 use crate::binary::elf::build::{self, X86_64};
+use crate::walk::Code;
 
 /// Where the library with the list is mapped, and the list's address in it.
 const LIBRARY: u64 = 0x7f00_1000_0000;
