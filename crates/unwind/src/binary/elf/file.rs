@@ -74,11 +74,13 @@ impl<'a> File<'a> {
 
     /// `e_entry`.
     #[must_use]
+    #[allow(clippy::useless_conversion, reason = "the header of one class has 64-bit addresses")]
     pub fn entry(&self) -> u64 {
         with_header!(self, header => header.e_entry(LittleEndian).into())
     }
 
     /// The place of the program headers.
+    #[allow(clippy::useless_conversion, reason = "the header of one class has 64-bit addresses")]
     pub(super) fn program_headers_at(&self) -> Range<u64> {
         with_header!(self, header => {
             let headers = header.program_headers(LittleEndian, self.bytes).unwrap_or_default();
