@@ -361,9 +361,6 @@ mod jit_budget_tests {
         fn process(&self) -> &Process {
             &self.0
         }
-        fn thread_name(&mut self, _: ThreadId) -> Option<String> {
-            None
-        }
         fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
             out.clear();
             out.push(Mapping {

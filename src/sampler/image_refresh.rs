@@ -260,9 +260,6 @@ mod tests {
         fn process(&self) -> &Process {
             unreachable!("nobody asks")
         }
-        fn thread_name(&mut self, _: ThreadId) -> Option<String> {
-            None
-        }
         fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
             self.now_ns.set(self.now_ns.get() + 1_000_000);
             self.files += 1;
@@ -282,9 +279,6 @@ mod tests {
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
             self.now_ns.set(self.now_ns.get() + 100_000_000);
             Err(OpenError::Deleted)
-        }
-        fn read_memory(&mut self, _: Avma, _: &mut [u8]) -> Result<usize, Fault> {
-            Err(Fault::Transient("nothing is mapped"))
         }
     }
 
@@ -344,9 +338,6 @@ mod tests {
         fn process(&self) -> &Process {
             unreachable!("nobody asks")
         }
-        fn thread_name(&mut self, _: ThreadId) -> Option<String> {
-            None
-        }
         fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
             out.clear();
             Ok(())
@@ -356,9 +347,6 @@ mod tests {
         }
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
             unreachable!("there is no image")
-        }
-        fn read_memory(&mut self, _: Avma, _: &mut [u8]) -> Result<usize, Fault> {
-            Err(Fault::Transient("nothing is mapped"))
         }
     }
 

@@ -18,6 +18,7 @@ pub mod heap_shim;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
+mod maps_line;
 pub mod output;
 #[cfg(target_os = "linux")]
 mod proc_file;
@@ -328,18 +329,27 @@ pub trait Observed {
     /// Facts known from attach on.
     fn process(&self) -> &Process;
 
+    /// The process that answers what this one does not answer itself: of a source, its main process.
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        None
+    }
+
     /// A thread's name, if it has one and still exists.
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String>;
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.inner()?.thread_name(thread)
+    }
 
     /// The executable ranges now mapped, sorted by address. Replaces the content of `out`.
     ///
     /// # Errors
     /// [`Fault::Gone`] or [`Fault::Denied`].
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.inner().map_or(Err(Fault::Gone), |inner| inner.mappings(out))
+    }
 
     /// The path that the program was started by, if that is a link to the file of one of these mappings.
-    fn program_path(&mut self, _mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
-        None
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.inner()?.program_path(mappings)
     }
 
     /// Whether each new executable mapping is reported, so that an address outside of all mappings is no
@@ -357,11 +367,13 @@ pub trait Observed {
     ///
     /// # Errors
     /// Why they are unavailable: [`OpenError::Deleted`], [`OpenError::Replaced`].
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError>;
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.inner().map_or(Err(OpenError::Unloaded), |inner| inner.image_bytes(mapping))
+    }
 
     /// Access to debug files, as the target sees them. The returned object outlives the target.
     fn files(&mut self) -> Arc<dyn Files> {
-        Arc::new(NoFiles)
+        self.inner().map_or_else(|| Arc::new(NoFiles) as Arc<dyn Files>, Observed::files)
     }
 
     /// Reads the target's memory without stopping it; returns the number of bytes read from the start (an
@@ -369,7 +381,10 @@ pub trait Observed {
     ///
     /// # Errors
     /// [`Fault::Transient`] if not even the first byte is mapped.
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        let unreadable = Err(Fault::Transient("memory is not read"));
+        self.inner().map_or(unreadable, |inner| inner.read_memory(from, into))
+    }
 }
 
 /// The thread that makes a target's calls, where the system binds them to one thread.

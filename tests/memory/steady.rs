@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use stackprof::binary::{ImageBytes, Mapping, OpenError};
+use stackprof::binary::Mapping;
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::sampler::{Options, pushed};
@@ -55,17 +55,13 @@ impl Observed for Steady {
         self.target.process()
     }
 
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.target.thread_name(thread)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.target)
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         self.read_images = true;
         self.target.mappings(out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.target.image_bytes(mapping)
     }
 
     fn read_memory(&mut self, _from: stackprof::addr::Avma, _into: &mut [u8]) -> Result<usize, Fault> {

@@ -8,7 +8,6 @@ use std::rc::Rc;
 
 use super::folded;
 use stackprof::addr::Avma;
-use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
@@ -343,20 +342,8 @@ impl Observed for Watched<'_> {
         self.target.process()
     }
 
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.target.thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> std::result::Result<(), Fault> {
-        self.target.mappings(out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, OpenError> {
-        self.target.image_bytes(mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> std::result::Result<usize, Fault> {
-        self.target.read_memory(from, into)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(self.target)
     }
 }
 

@@ -26,9 +26,6 @@ impl Observed for Mapped {
     fn process(&self) -> &Process {
         &self.process
     }
-    fn thread_name(&mut self, _: ThreadId) -> Option<String> {
-        None
-    }
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         out.clear();
         out.push(Mapping {
@@ -45,9 +42,6 @@ impl Observed for Mapped {
         let mut bytes = build::file(build::X86_64, &[]);
         bytes[(build::TEXT + RETURN) as usize] = 0xc3;
         Ok(ImageBytes::new(bytes))
-    }
-    fn read_memory(&mut self, _: Avma, _: &mut [u8]) -> Result<usize, Fault> {
-        Err(Fault::Transient("nothing is mapped"))
     }
 }
 

@@ -9,7 +9,6 @@
 //! and resumes the target. If the connection ends otherwise, a stub may keep them: QEMU's does.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::memory::Range;
@@ -21,7 +20,6 @@ use super::transport::ConnectionError;
 use crate::addr::{Avma, Svma};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 use crate::binary::elf::functions;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::error::{self, Error, ErrorKind};
 use crate::sources::pushed::{
@@ -641,20 +639,8 @@ impl Observed for GdbHeapSource {
         &self.process
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.heap.target().files()
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.heap.target().thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.heap.target().mappings(out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.heap.target().image_bytes(mapping)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(self.heap.target())
     }
 
     fn read_memory(&mut self, _from: Avma, _into: &mut [u8]) -> Result<usize, Fault> {

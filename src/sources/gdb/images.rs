@@ -28,6 +28,7 @@ use crate::binary::macho::{self, ImageIdentity};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::LocalFiles;
+use crate::sources::maps_line::{MapsLine, without_deleted};
 
 /// Most bytes of a list of mappings or libraries, or of the auxiliary vector.
 const LIST_BYTES_MAX: usize = 16 << 20;
@@ -424,7 +425,7 @@ impl Images {
         {
             return Ok(Ok(exec.bytes.clone()));
         }
-        let path = mapping.path.strip_suffix(" (deleted)").unwrap_or(&mapping.path);
+        let (path, _) = without_deleted(&mapping.path);
         let why = match LocalFiles.open(path) {
             Ok(bytes) if same(&bytes) => return Ok(Ok(bytes)),
             Ok(_) => OpenError::Because("the file of that name here is another one"),
@@ -531,37 +532,11 @@ const AT_BASE: u64 = 7;
 const AT_ENTRY: u64 = 9;
 const AT_SYSINFO_EHDR: u64 = 33;
 
-/// A line of `/proc/PID/maps`.
-pub(super) struct MapsLine {
-    pub(super) mapping: Mapping,
-    pub(super) executable: bool,
-}
-
-/// The lines of `/proc/PID/maps` (proc_pid_maps(5)), without malformed ones.
-pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
-    text.split(|byte| *byte == b'\n').take(MAPPINGS_MAX).filter_map(line)
-}
-
-/// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
-fn line(line: &[u8]) -> Option<MapsLine> {
-    let line = String::from_utf8_lossy(line);
-    let mut fields = line.splitn(6, ' ');
-    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
-    let (start, end) = fields.next()?.split_once('-')?;
-    let executable = fields.next()?.as_bytes().get(2) == Some(&b'x');
-    let file_offset = hex(fields.next()?)?;
-    let (major, minor) = fields.next()?.split_once(':')?;
-    let inode: u64 = fields.next()?.parse().ok()?;
-    let path = fields.next().unwrap_or_default().trim_start().replace("\\012", "\n");
-    // One page of entry points above the user address space.
-    if path == "[vsyscall]" {
-        return None;
-    }
-    let kind = MappingKind::of(&path, inode);
-    let avma = Avma(hex(start)?)..Avma(hex(end)?);
-    let identity = (hex(major)? << 32 | hex(minor)?, inode);
-    (avma.start < avma.end).then_some(())?;
-    Some(MapsLine { mapping: Mapping { avma, file_offset, path, kind, identity }, executable })
+/// The lines of `/proc/PID/maps`, without malformed ones.
+fn lines(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
+    let lines = text.split(|byte| *byte == b'\n').take(MAPPINGS_MAX);
+    let parsed = lines.filter_map(|line| MapsLine::parse(line, |major, minor| Some(major << 32 | minor)));
+    parsed.filter(|line| line.mapping.avma.start < line.mapping.avma.end)
 }
 
 /// Values of the auxiliary vector of a little-endian process.
@@ -694,18 +669,10 @@ mod maps_tests {
     use super::*;
 
     #[test]
-    fn parses_lines_of_proc_maps() {
-        let text = b"55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234                       /usr/bin/a b\n\
-            7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n\
-            7fff00000000-7fff00002000 r-xp 00000000 00:00 0                          [vdso]\n\
-            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]\n\
-            7f0000003000-7f0000002000 r-xp 00000000 00:00 0 \nnonsense\n";
-        let lines: Vec<MapsLine> = lines(text).collect();
-        assert_eq!(lines.len(), 3);
-        assert_eq!(lines[0].mapping.path, "/usr/bin/a b");
-        assert_eq!(lines[0].mapping.identity, (0xfe_0000_0000, 1234));
-        assert!(lines[0].executable && !lines[1].executable);
-        assert_eq!(lines[2].mapping.kind, MappingKind::Vdso);
+    fn lines_of_proc_maps_have_a_device_of_both_numbers_and_some_bytes() {
+        let text = b"1000-2000 r-xp 00001000 fe:00 1234 /a\n3000-2000 r-xp 00000000 00:00 0 \nnonsense\n";
+        let identities: Vec<_> = lines(text).map(|line| line.mapping.identity).collect();
+        assert_eq!(identities, [(0xfe_0000_0000, 1234)]);
     }
 
     #[test]

@@ -10,14 +10,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::directory::Directory;
 use super::ring::{Progress, Record, Ring, RingClock, RingError, fill};
 use super::shared_memory::RING_PREFIX;
 use super::source::{BoxPool, RingLosses};
-use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::binary::Mapping;
 use crate::sources::pushed::{
     NOT_SAMPLED_AGAIN, SampledAllocation, SampledFree, SourceEvent, TimedEvent, UnseenAllocator,
 };
@@ -395,26 +393,14 @@ impl<P: HeapProcess> Observed for RecordedProcess<P> {
         self.process.process()
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.process.files()
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.process.thread_name(thread)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.process)
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         let (ring, closed) = (&self.ring, self.unloads);
         let unloads = || ring.as_ref().map_or(closed, Ring::unloads);
         self.lists.mappings(&mut self.process, &unloads, out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.process.image_bytes(mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.process.read_memory(from, into)
     }
 }
 

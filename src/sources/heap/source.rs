@@ -7,14 +7,11 @@
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::directory::Directory;
 use super::recorded_process::{HeapProcess, ReadContext, RecordedProcess};
 use super::ring::{Record, Ring, RingClock};
-use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::pushed::{
     AllocationLosses, PushedSource, SourceEvent, StackUse, TimedEvent, UnseenAllocator,
@@ -248,25 +245,8 @@ impl<P: HeapProcess> Observed for HeapSource<P> {
         self.main().process().process()
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.main_mut().files()
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.main_mut().thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        let main = self.processes.get_mut(&self.main);
-        main.map_or(Err(Fault::Gone), |main| main.mappings(out))
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.main_mut().image_bytes(mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.main_mut().read_memory(from, into)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        self.processes.get_mut(&self.main).map(|main| main as &mut dyn Observed)
     }
 }
 

@@ -16,13 +16,14 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::files::TargetFiles;
-use super::proc::{self, MapsLine};
+use super::proc;
 use super::sys;
 use crate::addr::{self, Avma};
 use crate::binary::elf::{self, Elf};
 use crate::binary::pe::{self, Pe, Section};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::error::io_text;
+use crate::sources::maps_line::{MapsLine, without_deleted};
 use crate::sources::target_file::{Copying, FileLocation, Links, Patience, Root, open_linked};
 use crate::sources::{Fault, proc_file};
 
@@ -62,7 +63,7 @@ impl MapsList<'_> {
     }
 
     /// Breaks once there is no room for a mapping of code.
-    fn add(&mut self, mut line: proc::MapsLine) -> ControlFlow<()> {
+    fn add(&mut self, mut line: MapsLine) -> ControlFlow<()> {
         if line.is_ambiguous
             && let Some(path) = linked_path(self.pid, &line.mapping)
         {
@@ -173,7 +174,7 @@ impl Maps {
     }
 
     fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        let (path, deleted) = proc::without_deleted(&mapping.path);
+        let (path, deleted) = without_deleted(&mapping.path);
         let wanted = MappedFile {
             pid,
             path: (!deleted).then(|| path.to_owned()),

@@ -11,6 +11,7 @@ mod launch;
 mod perf;
 mod privileges;
 mod proc;
+mod process;
 mod program_path;
 mod ptrace;
 mod refusal;

@@ -17,8 +17,8 @@ use libc::pid_t;
 use super::perf::registers_of_waiting;
 use super::{images, sys};
 use crate::addr::Avma;
-use crate::binary::{Mapping, MappingKind};
 use crate::error::{self, Error, ErrorKind};
+use crate::sources::maps_line::{MapsLine, without_deleted};
 use crate::sources::process_name::RunningProcess;
 use crate::sources::{Activity, Capture, SleepingThread, proc_file};
 
@@ -167,53 +167,14 @@ pub(super) fn resident_bytes(pid: libc::pid_t) -> Option<u64> {
     status_bytes(&status, "RssAnon")
 }
 
-/// A line of `/proc/PID/maps`: the mapping, and whether it is executable.
-pub(super) struct MapsLine {
-    pub(super) mapping: Mapping,
-    pub(super) executable: bool,
-    /// The path contains an escaped newline, or those characters literally.
-    pub(super) is_ambiguous: bool,
-}
-
 /// The lines of `/proc/PID/maps`, in its order (by address), without malformed ones.
 pub(super) fn mappings(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
     text.split(|byte| *byte == b'\n').filter_map(mapping)
 }
 
-/// A line: `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
+/// A line, with the kernel's own dev_t encoding of its device, as makedev(3) of the two numbers.
 pub(super) fn mapping(line: &[u8]) -> Option<MapsLine> {
-    let line = String::from_utf8_lossy(line);
-    let mut fields = line.splitn(6, ' ');
-    let (start, end) = fields.next()?.split_once('-')?;
-    let executable = fields.next()?.as_bytes().get(2) == Some(&b'x');
-    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
-    let file_offset = hex(fields.next()?)?;
-    let (major, minor) = fields.next()?.split_once(':')?;
-    let inode: u64 = fields.next()?.parse().ok()?;
-    let escaped = fields.next().unwrap_or_default().trim_start();
-    let path = escaped.replace(NEWLINE, "\n");
-    // vsyscall is one page of emulated entry points above the user address space.
-    if path == "[vsyscall]" {
-        return None;
-    }
-    let kind = MappingKind::of(&path, inode);
-    // The kernel's own dev_t encoding, as makedev(3) of the two numbers.
-    let device = libc::makedev(hex(major)?.try_into().ok()?, hex(minor)?.try_into().ok()?);
-    let avma = Avma(hex(start)?)..Avma(hex(end)?);
-    let is_ambiguous = kind == MappingKind::File && escaped.contains(NEWLINE);
-    let mapping = Mapping { avma, file_offset, path, kind, identity: (device, inode) };
-    Some(MapsLine { mapping, executable, is_ambiguous })
-}
-
-/// The kernel's escape for a newline in a path; everything else is literal, a backslash included.
-const NEWLINE: &str = "\\012";
-
-/// The path of a mapping without the mark of a deleted file.
-pub(super) fn without_deleted(path: &str) -> (&str, bool) {
-    match path.strip_suffix(" (deleted)") {
-        Some(path) => (path, true),
-        None => (path, false),
-    }
+    MapsLine::parse(line, |major, minor| Some(libc::makedev(major.try_into().ok()?, minor.try_into().ok()?)))
 }
 
 // ---- The threads of a process by /proc: listed, named.
@@ -301,7 +262,7 @@ fn process(pid: u32) -> Option<RunningProcess> {
     };
     let exe = exe.unwrap_or_default();
     // The file was replaced while the program runs.
-    let exe = exe.strip_suffix(" (deleted)").unwrap_or(&exe).to_owned();
+    let exe = without_deleted(&exe).0.to_owned();
     Some(RunningProcess { pid, names: vec![comm, exe, started_as], command })
 }
 
@@ -447,32 +408,6 @@ mod tests {
     fn status_lines_are_found_by_key() {
         assert_eq!(status_value("Name:\tx\nTracerPid:\t0\n", "TracerPid"), Some("0"));
         assert_eq!(status_value("Name:\tx\n", "TracerPid"), None);
-    }
-
-    #[test]
-    fn only_executable_mappings_are_code() {
-        let text = b"55d0c1a00000-55d0c1a21000 r--p 00000000 fe:00 77    /usr/bin/a b\n\
-            55d0c1a21000-55d0c1a41000 r-xp 00021000 fe:00 77    /usr/bin/a b\n\
-            7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
-            7f0000002000-7f0000003000 r-xp 00000000 00:01 9    /memfd:jit (deleted)\n\
-            7ffd1b7d2000-7ffd1b7d4000 r-xp 00000000 00:00 0    [vdso]\n\
-            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0    [vsyscall]\n\
-            nonsense\n";
-        let out: Vec<Mapping> =
-            mappings(text).filter(|line| line.executable).map(|line| line.mapping).collect();
-        let seen: Vec<_> =
-            out.iter().map(|m| (m.avma.start.0, m.file_offset, m.path.as_str(), &m.kind)).collect();
-        assert_eq!(
-            seen,
-            [
-                (0x55d0_c1a2_1000, 0x21000, "/usr/bin/a b", &MappingKind::File),
-                (0x7f00_0000_0000, 0, "", &MappingKind::Anonymous),
-                (0x7f00_0000_2000, 0, "/memfd:jit (deleted)", &MappingKind::File),
-                (0x7ffd_1b7d_2000, 0, "[vdso]", &MappingKind::Vdso),
-            ]
-        );
-        assert_eq!(out[0].identity, (libc::makedev(0xfe, 0), 77));
-        assert_eq!(without_deleted("/x (deleted)"), ("/x", true));
     }
 }
 

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use libc::pid_t;
 
 use super::files::TargetFiles;
-use super::{proc, sys};
+use super::sys;
 use crate::binary::{Mapping, MappingKind, ProgramPath};
+use crate::sources::maps_line::without_deleted;
 use crate::sources::proc_file;
 use crate::sources::target_file::Patience;
 
@@ -78,7 +79,7 @@ fn program_file(pid: pid_t, mappings: &[Mapping]) -> Option<&Mapping> {
 
 /// Absolute paths that the program may have been started by, most certain first.
 fn guesses(pid: pid_t, of_execve: Option<String>, name: &str, file: &str) -> Vec<String> {
-    let (file, _) = proc::without_deleted(file);
+    let (file, _) = without_deleted(file);
     let beside = file.rsplit_once('/').map_or("", |(directory, _)| directory);
     let here = || fs::read_link(format!("/proc/{pid}/cwd")).ok();
     let mut guesses = Vec::new();
@@ -104,7 +105,7 @@ fn first_link(
     file: &Mapping,
     identity: &dyn Fn(&str) -> Option<(u64, u64)>,
 ) -> Option<String> {
-    let (path, is_deleted) = proc::without_deleted(&file.path);
+    let (path, is_deleted) = without_deleted(&file.path);
     let name_of = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     // Some file systems report different identities in stat(2) and in mappings (overlayfs, btrfs); and a
     // program replaced while it runs was at the path of the new one.

@@ -32,7 +32,7 @@ use crate::sources::heap::recorded_process::{HeapProcess, RingFiles, read_image_
 use crate::sources::heap::shared_memory::image_line::{CACHE, LOADED, UNLOADED};
 use crate::sources::heap::source::HeapSource;
 use crate::sources::pushed::AllocationLosses;
-use crate::sources::{ExitStatus, Fault, HeapOptions, Observed, Process, SampleSource, ThreadId, signals};
+use crate::sources::{ExitStatus, Fault, HeapOptions, Observed, Process, SampleSource, signals};
 
 /// Starts a command with the heap shim and runs `body` with its allocations.
 ///
@@ -372,11 +372,6 @@ impl Observed for MacProcess<'_> {
 
     fn files(&mut self) -> Arc<dyn Files> {
         Arc::new(MacFiles::new(self.process.pid))
-    }
-
-    /// Names of threads need a right to the task.
-    fn thread_name(&mut self, _thread: ThreadId) -> Option<String> {
-        None
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {

@@ -18,14 +18,13 @@ mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::sync::Arc;
 
 use super::{
     Capture, Fault, Observed, PREFETCH_RANGE_BYTES, Process, StopOutcome, Target, TargetEvent, ThreadId,
     ThreadStatus,
 };
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::{Clock, FakeClock};
 use crate::rng;
 use config::Faults;
@@ -536,24 +535,8 @@ impl Observed for SimTree {
         self.members[0].process()
     }
 
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.first().thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.first().mappings(out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.first().image_bytes(mapping)
-    }
-
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.first().files()
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.first().read_memory(from, into)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(self.first())
     }
 }
 

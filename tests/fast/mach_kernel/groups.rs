@@ -2,7 +2,6 @@
 //! table in docs/decisions/mach-holds-the-task.md.
 
 use stackprof::addr::Avma;
-use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::MachTarget;
@@ -19,20 +18,8 @@ impl Observed for InGroups<'_> {
         self.0.process()
     }
 
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.0.thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.0.mappings(out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.0.image_bytes(mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.0.read_memory(from, into)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.0)
     }
 }
 

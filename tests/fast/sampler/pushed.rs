@@ -63,6 +63,10 @@ impl Observed for Logged {
         self.target.process()
     }
 
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.target)
+    }
+
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
         let name = self.target.thread_name(thread);
         self.names.entry(thread).or_default().push((self.clock.now_ns(), name.clone()));
@@ -84,10 +88,6 @@ impl Observed for Logged {
         let bytes = self.target.image_bytes(mapping);
         self.images.push((mapping.clone(), bytes.clone()));
         bytes
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.target.read_memory(from, into)
     }
 }
 
@@ -242,10 +242,6 @@ impl Observed for Pushed {
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let known = self.log.images.iter().rev().find(|(known, _)| known == mapping);
         known.map_or(Err(OpenError::Because("never asked for")), |(_, bytes)| bytes.clone())
-    }
-
-    fn read_memory(&mut self, _from: Avma, _into: &mut [u8]) -> Result<usize, Fault> {
-        Err(Fault::Transient("not recorded"))
     }
 }
 

@@ -1,10 +1,7 @@
 //! Waits reported by a source: each counts its duration under the stack at its start, with or without CPU
 //! time, at any length.
 
-use std::sync::Arc;
-
 use stackprof::addr::Avma;
-use stackprof::binary::{Files, ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::recording::{Frame, Recording};
@@ -35,20 +32,12 @@ impl Observed for Waiting {
         self.target.process()
     }
 
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.target)
+    }
+
     fn thread_name(&mut self, _thread: ThreadId) -> Option<String> {
         None
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.target.mappings(out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.target.image_bytes(mapping)
-    }
-
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.target.files()
     }
 
     fn read_memory(&mut self, _from: Avma, _into: &mut [u8]) -> Result<usize, Fault> {

@@ -3,7 +3,6 @@
 
 use super::*;
 use stackprof::addr::Avma;
-use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::sources::sim::SimTarget;
 use stackprof::sources::{Capture, Observed, Process, Target, ThreadId, ThreadStatus};
@@ -22,20 +21,8 @@ impl Observed for WithWorkers<'_> {
         self.target.process()
     }
 
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.target.thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.target.mappings(out)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.target.image_bytes(mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.target.read_memory(from, into)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(self.target)
     }
 }
 

@@ -206,10 +206,6 @@ impl Observed for Traced {
         &self.0
     }
 
-    fn thread_name(&mut self, _thread: ThreadId) -> Option<String> {
-        None
-    }
-
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         *out = super::mappings(self.0.pid as pid_t);
         if out.is_empty() { Err(Fault::Gone) } else { Ok(()) }

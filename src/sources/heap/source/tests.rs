@@ -9,18 +9,19 @@ use std::process::{Child, Command};
 
 use super::super::recorded_process::RingFiles;
 use super::*;
+use crate::addr::Avma;
 use crate::sources::heap::recorded_process::READ_BYTES_MAX;
 use crate::sources::heap::ring::AllocationRecord;
 use crate::sources::heap::ring::tests::{DATA_SIZE, RingWriter};
 use crate::sources::heap::shared_memory::{FREE_LENGTH, Kind, RING_PREFIX, RingHeader};
-use crate::sources::linux::heap::{LinuxProcess, process_of};
+use crate::sources::linux::heap::{AllocatingProcess, process_of};
 
 const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0, records_mappings: false };
 
 /// A sleeping command, and its source.
 struct Recording {
     command: Child,
-    source: HeapSource<LinuxProcess>,
+    source: HeapSource<AllocatingProcess>,
     _place: tempfile::TempDir,
 }
 

@@ -32,7 +32,7 @@ pub use probed_heap::ProbeOptions;
 
 pub(super) use probed_heap::ProbedHeap;
 
-pub(crate) use process::LinuxProcess;
+pub(crate) use process::AllocatingProcess;
 
 /// Starts a command with the shim.
 ///
@@ -45,7 +45,7 @@ pub(super) fn start(
     options: HeapOptions,
     clock: RealClock,
     spawner: &Spawner,
-) -> error::Result<HeapSource<LinuxProcess>> {
+) -> error::Result<HeapSource<AllocatingProcess>> {
     let directory = Directory::make(shim, options)?;
     let mut environment = directory.environment();
     environment.push(sanitizer_options(std::env::var_os(SANITIZER_VARIABLE)));
@@ -64,7 +64,7 @@ pub(super) fn start(
         name: command.words.first().map(|program| command_name(program)).unwrap_or_default(),
         ..refusal::describe(pid)
     };
-    Ok(HeapSource::new(directory, options, LinuxProcess::new(pid, process, files), clock))
+    Ok(HeapSource::new(directory, options, AllocatingProcess::new(pid, process, files), clock))
 }
 
 const SANITIZER_VARIABLE: &str = "ASAN_OPTIONS";
@@ -88,9 +88,9 @@ fn command_name(program: &OsStr) -> String {
 
 /// A process of tests.
 #[cfg(test)]
-pub(crate) fn process_of(pid: u32) -> LinuxProcess {
+pub(crate) fn process_of(pid: u32) -> AllocatingProcess {
     let pid = pid.cast_signed();
-    LinuxProcess::new(pid, refusal::describe(pid), Arc::new(TargetFiles::of(pid)))
+    AllocatingProcess::new(pid, refusal::describe(pid), Arc::new(TargetFiles::of(pid)))
 }
 
 // ---- Processes of a command that run on when it has ended, by /proc.

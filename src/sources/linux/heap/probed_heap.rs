@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use libc::pid_t;
 
-use super::process::LinuxProcess;
-use crate::addr::Avma;
+use super::process::AllocatingProcess;
 use crate::arch::{Aarch64, Registers, X86_64};
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::binary::Mapping;
 use crate::clock::{Clock, RealClock};
 use crate::error::Result;
 use crate::sources::linux::files::TargetFiles;
@@ -46,7 +45,7 @@ pub struct ProbeOptions {
 /// Allocations of a running process.
 pub(crate) struct ProbedHeap {
     pid: pid_t,
-    process: LinuxProcess,
+    process: AllocatingProcess,
     probes: HeapProbes,
     /// `None`: the kernel does not record mappings.
     images: Option<TargetMappings>,
@@ -126,7 +125,7 @@ impl ProbedHeap {
             stops_interrupt_syscalls: false,
             ..refusal::describe(number)
         };
-        let mut process = LinuxProcess::new(number, process, Arc::new(TargetFiles::of(number)));
+        let mut process = AllocatingProcess::new(number, process, Arc::new(TargetFiles::of(number)));
         let images = TargetMappings::open(number).ok();
         // After its end, only the mappings read here are known.
         let _ = process.mappings(&mut Vec::new());
@@ -264,12 +263,8 @@ impl Observed for ProbedHeap {
         self.process.process()
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.process.files()
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.process.thread_name(thread)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.process)
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> std::result::Result<(), Fault> {
@@ -277,14 +272,6 @@ impl Observed for ProbedHeap {
         out.clear();
         out.extend_from_slice(images.at(self.event_ns.saturating_add(self.origin_ns)));
         if out.is_empty() { Err(Fault::Gone) } else { Ok(()) }
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, OpenError> {
-        self.process.image_bytes(mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> std::result::Result<usize, Fault> {
-        self.process.read_memory(from, into)
     }
 }
 
@@ -360,6 +347,7 @@ impl PushedSource for ProbedHeap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addr::Avma;
 
     #[test]
     fn the_caller_is_at_the_return_address() {

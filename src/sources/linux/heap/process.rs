@@ -9,25 +9,21 @@ use std::sync::Arc;
 use libc::pid_t;
 
 use super::without_shim::{ProcessesWithoutShim, unseen_allocators};
-use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::binary::{Mapping, ProgramPath};
 use crate::sources::heap::recorded_process::{HeapProcess, RingFiles, read_image_list};
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::images::Maps;
 use crate::sources::linux::proc::resident_bytes;
+use crate::sources::linux::process::LinuxProcess;
 use crate::sources::linux::{heap, launch, perf, proc, sys};
 use crate::sources::pushed::UnseenAllocator;
-use crate::sources::{ExitStatus, Fault, Observed, Process, ThreadId};
+use crate::sources::{ExitStatus, Fault, Observed, Process};
 
 /// Interval between checks whether a process still runs the program of its ring, nanoseconds.
 const PROGRAM_CHECK_NS: u64 = 500_000_000;
 
 /// A process with a ring, or one that will have one.
-pub(crate) struct LinuxProcess {
-    pid: pid_t,
-    process: Process,
-    maps: Maps,
-    files: Arc<TargetFiles>,
+pub(crate) struct AllocatingProcess {
+    process: LinuxProcess,
     /// The name of its ring, which it maps; `None` until it has one.
     ring: Option<RingFiles>,
     /// The mappings when they were last read: without a ring nothing else has them once the process has ended.
@@ -38,14 +34,15 @@ pub(crate) struct LinuxProcess {
     resident_bytes: Option<u64>,
 }
 
-impl LinuxProcess {
+impl AllocatingProcess {
     /// A process, described at the start of its program.
-    pub(super) fn new(pid: pid_t, process: Process, files: Arc<TargetFiles>) -> LinuxProcess {
-        LinuxProcess {
-            pid,
+    pub(super) fn new(pid: pid_t, description: Process, files: Arc<TargetFiles>) -> AllocatingProcess {
+        AllocatingProcess::with(LinuxProcess::new(pid, description, files))
+    }
+
+    fn with(process: LinuxProcess) -> AllocatingProcess {
+        AllocatingProcess {
             process,
-            maps: Maps::default(),
-            files,
             ring: None,
             last_mappings: Vec::new(),
             program_checked_ns: 0,
@@ -64,7 +61,7 @@ impl LinuxProcess {
     /// Reads a copy of the mappings by the shim.
     fn copied(&mut self, path: Option<PathBuf>, out: &mut Vec<Mapping>) -> bool {
         path.and_then(|path| read_image_list(&path).ok()).is_some_and(|text| {
-            self.maps.take_copy(self.pid, &text, out);
+            self.process.maps.take_copy(self.process.pid, &text, out);
             !out.is_empty()
         })
     }
@@ -77,19 +74,18 @@ impl LinuxProcess {
     }
 }
 
-impl HeapProcess for LinuxProcess {
-    fn new_for(&self, pid: u32) -> LinuxProcess {
-        let number = pid.cast_signed();
-        let own = TargetFiles::of(number);
-        let files = if own.has_root() { Arc::new(own) } else { Arc::clone(&self.files) };
-        let process = Process { pid, command: String::new(), ..self.process.clone() };
-        LinuxProcess::new(number, process, files)
+impl HeapProcess for AllocatingProcess {
+    fn new_for(&self, pid: u32) -> AllocatingProcess {
+        let mut process = self.process.started(pid.cast_signed());
+        process.open_own_files();
+        AllocatingProcess::with(process)
     }
 
     fn set_ring(&mut self, thread_name: &str, ring: RingFiles) {
-        let is_it = self.maps.read_marked(self.pid, &ring.name, &mut Vec::new()) == Ok(true);
-        let name = proc::name(self.pid, self.pid).filter(|_| is_it);
-        self.process.name = name.unwrap_or_else(|| thread_name.to_owned());
+        let process = &mut self.process;
+        let is_it = process.maps.read_marked(process.pid, &ring.name, &mut Vec::new()) == Ok(true);
+        let name = proc::name(process.pid, process.pid).filter(|_| is_it);
+        process.description.name = name.unwrap_or_else(|| thread_name.to_owned());
         self.ring = Some(ring);
     }
 
@@ -108,9 +104,10 @@ impl HeapProcess for LinuxProcess {
     fn has_exited(&self) -> bool {
         // One system call in nearly all cases: nothing is mapped at 0, and EFAULT says that the process has memory
         // (mm/process_vm_access.c). Its first thread may have none, and sandboxes forbid the call.
-        let read = sys::read_memory(self.pid, 0, &mut [0]);
+        let pid = self.process.pid;
+        let read = sys::read_memory(pid, 0, &mut [0]);
         let has_memory = read.map_or_else(|error| error.raw_os_error() == Some(libc::EFAULT), |_| true);
-        !has_memory && proc::living_thread(self.pid).is_none()
+        !has_memory && proc::living_thread(pid).is_none()
     }
 
     fn has_left_program(&mut self, now_ns: u64, is_last: bool) -> bool {
@@ -119,7 +116,7 @@ impl HeapProcess for LinuxProcess {
             return false;
         }
         self.program_checked_ns = now_ns;
-        match self.maps.read_marked(self.pid, &ring.name, &mut Vec::new()) {
+        match self.process.maps.read_marked(self.process.pid, &ring.name, &mut Vec::new()) {
             Ok(true) => false,
             // An exiting process loses its mappings before it disappears.
             Ok(false) | Err(Fault::Gone) => true,
@@ -128,8 +125,8 @@ impl HeapProcess for LinuxProcess {
     }
 
     fn scan_without_shim(&mut self, shim: &Path) {
-        self.without_shim.scan(self.pid, shim);
-        self.resident_bytes = self.resident_bytes.max(resident_bytes(self.pid));
+        self.without_shim.scan(self.process.pid, shim);
+        self.resident_bytes = self.resident_bytes.max(resident_bytes(self.process.pid));
     }
 
     fn unseen_allocators(&mut self) -> Vec<UnseenAllocator> {
@@ -137,8 +134,7 @@ impl HeapProcess for LinuxProcess {
         if self.mappings(&mut list).is_err() {
             return Vec::new();
         }
-        let LinuxProcess { pid, maps, files, .. } = self;
-        unseen_allocators(&list, |mapping| maps.last_bytes(*pid, mapping, files, None))
+        unseen_allocators(&list, |mapping| self.process.image_bytes(mapping))
     }
 
     fn resident_bytes(&self) -> Option<u64> {
@@ -150,7 +146,7 @@ impl HeapProcess for LinuxProcess {
     }
 
     fn why_without_shim(&self) -> Option<&'static str> {
-        self.without_shim.why(self.pid)
+        self.without_shim.why(self.process.pid)
     }
 
     fn survivors(&self, directory: &Path) -> usize {
@@ -158,15 +154,15 @@ impl HeapProcess for LinuxProcess {
     }
 
     fn child_end(&mut self) -> Option<ExitStatus> {
-        sys::child_end(self.pid)
+        sys::child_end(self.process.pid)
     }
 
     fn last_name(&self) -> Option<String> {
-        proc::name(self.pid, self.pid)
+        proc::name(self.process.pid, self.process.pid)
     }
 
     fn forward_signal(&self) {
-        launch::forward_signal(self.pid);
+        launch::forward_signal(self.process.pid);
     }
 
     fn ring_clock_ns(&self) -> u64 {
@@ -174,22 +170,23 @@ impl HeapProcess for LinuxProcess {
     }
 }
 
-impl Observed for LinuxProcess {
+impl Observed for AllocatingProcess {
     fn process(&self) -> &Process {
-        &self.process
+        &self.process.description
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        Arc::clone(&self.files) as Arc<dyn Files>
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.process)
     }
 
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        proc::name(self.pid, pid_t::try_from(thread.0).ok()?)
+    /// The image lists of the shim have the paths of files only.
+    fn program_path(&mut self, _mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        None
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         let Some(ring) = &self.ring else {
-            let read = self.maps.read(self.pid, out);
+            let read = self.process.mappings(out);
             if read.is_ok() && !out.is_empty() {
                 self.last_mappings.clone_from(out);
             } else {
@@ -197,17 +194,9 @@ impl Observed for LinuxProcess {
             }
             return if out.is_empty() { read.and(Err(Fault::Gone)) } else { Ok(()) };
         };
-        let read = self.maps.read_marked(self.pid, &ring.name, out);
+        let read = self.process.maps.read_marked(self.process.pid, &ring.name, out);
         let at_exit = Some(ring.images[1].clone());
         let is_read = read == Ok(true) && !out.is_empty();
         if is_read || self.copied(at_exit, out) { Ok(()) } else { read.and(Err(Fault::Gone)) }
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.maps.last_bytes(self.pid, mapping, &self.files, None)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        sys::read_memory(self.pid, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
     }
 }

@@ -7,7 +7,6 @@
 //! Drives the stages (`pipeline.rs`) by the content of the rings, and reopens events as the stages request.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 
 use libc::{c_int, pid_t};
 
@@ -25,8 +24,6 @@ use super::process::table::ProcessTable;
 use super::ring::sys;
 use super::stack::stacks::{Backlog, Stacks};
 use super::waits::WaitRecorder;
-use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::files::FilePages;
 use crate::sources::linux::{launch, privileges, proc, sys as linux_sys};
@@ -415,28 +412,8 @@ impl Observed for PerfSource {
         self.main().process()
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.main_mut().files()
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.main_mut().thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.main_mut().mappings(out)
-    }
-
-    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
-        self.main_mut().program_path(mappings)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.main_mut().image_bytes(mapping)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.main_mut().read_memory(from, into)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(self.main_mut())
     }
 }
 

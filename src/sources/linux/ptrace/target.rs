@@ -20,7 +20,6 @@ use super::sys::{self, Tracer};
 use super::timed_wait::{RestartedWaits, SYSCALL_STOP};
 use super::tracees::{NewThread, TracedThread, Tracees, thread_id, tid_of};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::files::FilePages;
 use crate::sources::linux::sys::{WaitStatus, child_end};
@@ -426,32 +425,12 @@ impl Observed for LinuxTarget {
         self.tracees.main().process()
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.tracees.main_mut().files()
-    }
-
-    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
-        self.tracees.main_mut().thread_name(thread)
-    }
-
-    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        self.tracees.main_mut().mappings(out)
-    }
-
-    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
-        self.tracees.main_mut().program_path(mappings)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.tracees.main_mut().image_bytes(mapping)
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(self.tracees.main_mut())
     }
 
     fn reads_memory_cheaply(&self) -> bool {
         true
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.tracees.main_mut().read_memory(from, into)
     }
 }
 

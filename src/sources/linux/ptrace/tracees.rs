@@ -17,12 +17,12 @@ use super::on_cpu::{PolledStatus, Wchan};
 use super::registers::{Block, Calls};
 use super::{stop, sys};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
+use crate::binary::Mapping;
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::images::{self, Maps};
 use crate::sources::linux::perf::{process_cpu_ns, update_thread_clocks};
+use crate::sources::linux::process::LinuxProcess;
 use crate::sources::linux::program_path::StartPath;
-use crate::sources::linux::{self, proc, refusal};
+use crate::sources::linux::{images, proc, refusal};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId, ThreadStatus};
 
 /// Most announced numbers kept until the new thread or process itself stops, usually at once.
@@ -417,21 +417,13 @@ const FIRST_STACK_BYTES: u64 = 128 << 20;
 /// A traced process.
 #[derive(Debug)]
 pub(super) struct TracedProcess {
-    pid: pid_t,
-    /// The thread through which /proc shows the memory: the first, until it exits.
-    memory_of: pid_t,
-    process: Process,
+    process: LinuxProcess,
     /// Its traced threads.
     threads: HashSet<pid_t>,
-    maps: Maps,
     /// The mappings last read, of this program or of the process it was forked from.
     known: Rc<Vec<Mapping>>,
     /// The initial stack pointer of its program.
     start_stack: Option<Avma>,
-    start_path: StartPath,
-    files: Arc<TargetFiles>,
-    /// The files belong to its parent.
-    files_inherited: bool,
     /// The names of exited threads, until they are used.
     last_names: HashMap<pid_t, String>,
     /// Its CPU time at exit.
@@ -440,18 +432,14 @@ pub(super) struct TracedProcess {
 
 impl TracedProcess {
     /// A running process; with pid 0, the placeholder for several.
-    pub(super) fn new(pid: pid_t, process: Process) -> TracedProcess {
+    pub(super) fn new(pid: pid_t, description: Process) -> TracedProcess {
+        let mut process = LinuxProcess::new(pid, description, Arc::new(TargetFiles::of(pid)));
+        process.find_memory();
         TracedProcess {
-            pid,
-            memory_of: proc::living_thread(pid).unwrap_or(pid),
             process,
             threads: HashSet::new(),
-            maps: Maps::default(),
             known: Rc::default(),
             start_stack: proc::start_stack(pid),
-            start_path: StartPath::default(),
-            files: Arc::new(TargetFiles::of(pid)),
-            files_inherited: false,
             last_names: HashMap::new(),
             used_ns: None,
         }
@@ -459,19 +447,11 @@ impl TracedProcess {
 
     /// A process that this one has just forked.
     pub(super) fn forked(&self, pid: pid_t) -> TracedProcess {
-        let number = pid.unsigned_abs();
-        let process = Process { pid: number, command: String::new(), ..self.process.clone() };
         TracedProcess {
-            pid,
-            memory_of: pid,
-            process,
+            process: self.process.started(pid),
             threads: HashSet::new(),
-            maps: Maps::default(),
             known: Rc::clone(&self.known),
             start_stack: self.start_stack,
-            start_path: self.start_path.clone(),
-            files: Arc::clone(&self.files),
-            files_inherited: true,
             last_names: HashMap::new(),
             used_ns: None,
         }
@@ -479,37 +459,39 @@ impl TracedProcess {
 
     /// Handles `exec`: another program runs, under the name that /proc shows. Returns the threads before.
     pub(super) fn exec(&mut self) -> HashSet<pid_t> {
-        if let Some(name) = proc::name(self.pid, self.pid) {
-            self.process.name = name;
+        let process = &mut self.process;
+        if let Some(name) = proc::name(process.pid, process.pid) {
+            process.description.name = name;
         }
-        self.memory_of = self.pid;
+        process.memory_of = process.pid;
+        process.start_path = StartPath::default();
         self.last_names.clear();
         self.known = Rc::default();
-        self.start_stack = proc::start_stack(self.pid);
-        self.start_path = StartPath::default();
-        self.process.arch = refusal::arch(self.start_stack);
+        self.start_stack = proc::start_stack(process.pid);
+        process.description.arch = refusal::arch(self.start_stack);
         self.forget_threads()
     }
 
     /// Reads the description again after its threads were seized: no event reports an exec between the first
     /// description and the seizing.
     pub(super) fn reread_description(&mut self) {
-        let why = std::mem::take(&mut self.process.backend_why);
-        self.process = Process { backend_why: why, ..refusal::describe(self.pid) };
-        self.start_stack = proc::start_stack(self.pid);
-        self.start_path = StartPath::default();
-        self.memory_of = proc::living_thread(self.pid).unwrap_or(self.pid);
+        let process = &mut self.process;
+        let why = std::mem::take(&mut process.description.backend_why);
+        process.description = Process { backend_why: why, ..refusal::describe(process.pid) };
+        process.start_path = StartPath::default();
+        process.find_memory();
+        self.start_stack = proc::start_stack(process.pid);
     }
 
     /// Replaces the description.
-    pub(super) fn set_process(&mut self, process: Process) {
-        self.process = process;
-        self.files = Arc::new(TargetFiles::of(self.pid));
+    pub(super) fn set_process(&mut self, description: Process) {
+        self.process.description = description;
+        self.process.open_own_files();
     }
 
     /// Sets the reason why processes are traced rather than sampled by the kernel.
     pub(super) fn chosen_because(&mut self, why: String) {
-        self.process.backend_why = why;
+        self.process.description.backend_why = why;
     }
 
     /// The initial stack pointer of the first thread of a newly forked process with this stack pointer: the
@@ -527,12 +509,12 @@ impl TracedProcess {
     pub(super) fn cpu_ns(&self) -> Option<u64> {
         self.used_ns.or_else(|| {
             update_thread_clocks(self.threads.iter().copied());
-            process_cpu_ns(self.pid)
+            process_cpu_ns(self.process.pid)
         })
     }
 
     pub(super) fn pid(&self) -> pid_t {
-        self.pid
+        self.process.pid
     }
 
     /// Its traced threads.
@@ -557,7 +539,7 @@ impl TracedProcess {
     /// Drops an exited thread before it is reaped, and records its name: /proc shows it until then.
     pub(super) fn thread_exited(&mut self, tid: pid_t) {
         if self.threads.remove(&tid)
-            && let Some(name) = proc::name(self.pid, tid)
+            && let Some(name) = proc::name(self.process.pid, tid)
         {
             self.last_names.insert(tid, name);
         }
@@ -565,7 +547,7 @@ impl TracedProcess {
 
     /// Records the CPU time of the exited process before it is reaped: its clock exists until then.
     pub(super) fn save_cpu_time(&mut self) {
-        self.used_ns = process_cpu_ns(self.pid);
+        self.used_ns = process_cpu_ns(self.process.pid);
     }
 
     /// The initial stack pointer of its program.
@@ -575,36 +557,28 @@ impl TracedProcess {
 
     /// Whether it runs the program that the sampler knows; true if unknown.
     pub(super) fn runs_known_program(&self) -> bool {
-        proc::start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
+        proc::start_stack(self.process.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
     }
 }
 
 impl Observed for TracedProcess {
     fn process(&self) -> &Process {
-        &self.process
+        &self.process.description
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        if self.files_inherited {
-            let files = TargetFiles::of(self.pid);
-            // An exited process has no root any longer; its parent had the same.
-            if files.has_root() {
-                self.files = Arc::new(files);
-            }
-            self.files_inherited = false;
-        }
-        Arc::clone(&self.files) as Arc<dyn Files>
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.process)
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
         let tid = pid_t::try_from(thread.0).ok()?;
-        self.last_names.remove(&tid).or_else(|| proc::name(self.pid, tid))
+        self.last_names.remove(&tid).or_else(|| self.process.thread_name(thread))
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
-        let read = self.maps.read_through(&mut self.memory_of, self.threads.iter().copied(), out);
+        let read = self.process.read_mappings(self.threads.iter().copied(), out);
         if read.is_ok() && self.runs_known_program() {
-            self.maps.place_moved_text(self.memory_of, out);
+            self.process.place_moved_text(out);
             self.known = Rc::new(out.clone());
             return read;
         }
@@ -612,22 +586,8 @@ impl Observed for TracedProcess {
         if out.is_empty() { read.and(Err(Fault::Transient("another program runs already"))) } else { Ok(()) }
     }
 
-    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
-        let (pid, name, patience) = (self.memory_of, &self.process.name, &self.maps.patience);
-        self.start_path.of(pid, name, &self.files, patience, mappings)
-    }
-
-    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
-        self.maps.last_bytes(self.memory_of, mapping, &self.files, None)
-    }
-
     fn reads_memory_cheaply(&self) -> bool {
         true
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        linux::sys::read_memory(self.memory_of, from.0, into)
-            .map_err(|_| Fault::Transient("memory not mapped"))
     }
 }
 

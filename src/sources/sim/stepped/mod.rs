@@ -539,10 +539,6 @@ impl Observed for SteppedProcess {
         &self.process
     }
 
-    fn thread_name(&mut self, _thread: ThreadId) -> Option<String> {
-        None
-    }
-
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         out.clear();
         out.extend(self.lists[self.shown].iter().map(|image| self.images[*image].mapping.clone()));

@@ -16,13 +16,14 @@ use libc::pid_t;
 
 use super::filter::Procfs;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
+use crate::binary::{ImageBytes, Mapping, OpenError};
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::images;
 use crate::sources::linux::perf::monotonic_ns;
 use crate::sources::linux::perf::ring::SampleId;
+use crate::sources::linux::process::LinuxProcess;
 use crate::sources::linux::program_path::StartPath;
-use crate::sources::linux::{proc, sys};
+use crate::sources::maps_line::without_deleted;
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
 
 /// Maximum number of threads of a process whose names are read before their first samples.
@@ -30,8 +31,6 @@ const NAMES_MAX: usize = 1024;
 
 /// A sampled process.
 pub(crate) struct ProcessEntry {
-    pid: pid_t,
-    process: Process,
     pub(super) images: ProcessImages,
     /// Top of the first thread's stack; empty until read.
     main_stack_top: OnceCell<Option<Avma>>,
@@ -81,15 +80,13 @@ pub(super) struct Exits {
 
 impl ProcessEntry {
     /// A running process, or one about to run a command.
-    pub(crate) fn new(process: Process, files: Arc<TargetFiles>) -> ProcessEntry {
-        let pid = pid_t::try_from(process.pid).unwrap_or(0);
-        ProcessEntry::with(pid, process, ProcessImages::new(pid, files))
+    pub(crate) fn new(description: Process, files: Arc<TargetFiles>) -> ProcessEntry {
+        let pid = pid_t::try_from(description.pid).unwrap_or(0);
+        ProcessEntry::with(ProcessImages::new(LinuxProcess::new(pid, description, files)))
     }
 
-    fn with(pid: pid_t, process: Process, images: ProcessImages) -> ProcessEntry {
+    fn with(images: ProcessImages) -> ProcessEntry {
         ProcessEntry {
-            pid,
-            process,
             images,
             main_stack_top: OnceCell::new(),
             names: HashMap::new(),
@@ -106,10 +103,11 @@ impl ProcessEntry {
 
     /// Another process: `started` by this one just now, or found running.
     pub(super) fn new_for(&self, pid: pid_t, started: bool, procfs: &dyn Procfs) -> ProcessEntry {
-        let name = if started { self.process.name.clone() } else { procfs.name(pid) };
-        let process =
-            Process { pid: pid.unsigned_abs(), name, command: String::new(), ..self.process.clone() };
-        ProcessEntry::with(pid, process, self.images.new_for(pid, started))
+        let mut entry = ProcessEntry::with(self.images.new_for(pid, started));
+        if !started {
+            entry.process_mut().description.name = procfs.name(pid);
+        }
+        entry
     }
 
     /// Reads what names need of a running process: it may have ended when its first sample is processed.
@@ -117,46 +115,54 @@ impl ProcessEntry {
         if self.awaits_exec {
             return;
         }
-        self.images.read_running(&self.process.name);
+        self.images.read_running();
         self.main_stack_top(procfs);
-        for tid in procfs.threads(self.pid).into_iter().take(NAMES_MAX) {
+        for tid in procfs.threads(self.pid()).into_iter().take(NAMES_MAX) {
             self.inherited_name(tid, procfs);
         }
     }
 
     /// Its pid.
     pub(crate) fn pid(&self) -> pid_t {
-        self.pid
+        self.images.process.pid
+    }
+
+    fn process_mut(&mut self) -> &mut LinuxProcess {
+        &mut self.images.process
     }
 
     /// Notes that the command now runs as this process.
-    pub(crate) fn set_spawned(&mut self, process: Process) {
-        self.process = process;
-        self.images.forget_start_path();
-        self.images.open_own_files();
+    pub(crate) fn set_spawned(&mut self, description: Process) {
+        let process = self.process_mut();
+        process.description = description;
+        process.start_path = StartPath::default();
+        process.open_own_files();
     }
 
     /// Records an exec to a program of this name and generation.
     pub(super) fn exec(&mut self, name: &str, generation: u64) {
-        name.clone_into(&mut self.process.name);
-        self.main_stack_top = OnceCell::new();
-        self.images.forget_start_path();
+        self.rename(name);
         self.program = Program { generation, is_starting: true, new_code: Vec::new() };
+    }
+
+    fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.process_mut().description.name);
+        self.process_mut().start_path = StartPath::default();
+        self.main_stack_top = OnceCell::new();
     }
 
     /// After lost records: the mappings are read from /proc, and if /proc shows another program than the records,
     /// its name is returned. A name other than its file's was set by the process itself (prctl(2), `PR_SET_NAME`).
     pub(super) fn rescan(&mut self, generation: u64, procfs: &dyn Procfs) -> Option<String> {
         self.images.distrust_records();
-        let name = procfs.name(self.pid);
-        let of_file = procfs.program(self.pid)?.starts_with(name.as_bytes());
-        if name.is_empty() || !of_file || name == self.process.name || self.awaits_exec {
+        let pid = self.pid();
+        let name = procfs.name(pid);
+        let of_file = procfs.program(pid)?.starts_with(name.as_bytes());
+        if name.is_empty() || !of_file || name == self.name() || self.awaits_exec {
             return None;
         }
-        self.process.name.clone_from(&name);
-        self.names.insert(self.pid, name.clone());
-        self.main_stack_top = OnceCell::new();
-        self.images.forget_start_path();
+        self.rename(&name);
+        self.names.insert(pid, name.clone());
         self.program = Program { generation, ..Program::default() };
         Some(name)
     }
@@ -202,14 +208,14 @@ impl ProcessEntry {
         if let Some(name) = self.names.get(&tid) {
             return Some(name.clone());
         }
-        let name = procfs.thread_name(self.pid, tid)?;
+        let name = procfs.thread_name(self.pid(), tid)?;
         self.names.insert(tid, name.clone());
         Some(name)
     }
 
     /// Threads with a name in /proc that differs from the recorded one, with that name.
     pub(super) fn rescan_names(&mut self, procfs: &dyn Procfs) -> Vec<(pid_t, String)> {
-        let now = self.threads.iter().filter_map(|tid| Some((*tid, procfs.thread_name(self.pid, *tid)?)));
+        let now = self.threads.iter().filter_map(|tid| Some((*tid, procfs.thread_name(self.pid(), *tid)?)));
         let named: Vec<_> = now.filter(|(tid, now)| self.names.get(tid) != Some(now)).collect();
         self.names.extend(named.iter().cloned());
         named
@@ -217,12 +223,12 @@ impl ProcessEntry {
 
     /// Its name.
     pub(super) fn name(&self) -> &str {
-        &self.process.name
+        &self.images.process.description.name
     }
 
     /// The initial stack pointer of the first thread.
     pub(super) fn main_stack_top(&mut self, procfs: &dyn Procfs) -> Option<Avma> {
-        let pid = self.pid;
+        let pid = self.pid();
         *self.main_stack_top.get_or_init(|| procfs.stack_top(pid))
     }
 
@@ -239,16 +245,16 @@ impl ProcessEntry {
 
 impl Observed for ProcessEntry {
     fn process(&self) -> &Process {
-        &self.process
+        &self.images.process.description
     }
 
-    fn files(&mut self) -> Arc<dyn Files> {
-        self.images.files()
+    fn inner(&mut self) -> Option<&mut dyn Observed> {
+        Some(&mut self.images.process)
     }
 
     fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
         let tid = pid_t::try_from(thread.0).ok()?;
-        self.names.get(&tid).cloned().or_else(|| proc::name(self.pid, tid))
+        self.names.get(&tid).cloned().or_else(|| self.process_mut().thread_name(thread))
     }
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
@@ -260,16 +266,8 @@ impl Observed for ProcessEntry {
         true
     }
 
-    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
-        self.images.program_path(&self.process.name, mappings)
-    }
-
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         self.images.bytes(mapping, self.seen_ns)
-    }
-
-    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        self.images.read_memory(from, into)
     }
 }
 
@@ -281,15 +279,7 @@ const RECORDS_HOLD_NS: u64 = 1_000_000_000;
 
 /// Memory and files of one process.
 pub(super) struct ProcessImages {
-    pid: pid_t,
-    /// The thread with memory visible in /proc: the first, until it has exited.
-    memory_of: pid_t,
-    maps: Maps,
-    /// Path by which its program was started.
-    start_path: StartPath,
-    files: Arc<TargetFiles>,
-    /// Whether they are the files of its parent.
-    files_inherited: bool,
+    process: LinuxProcess,
     /// Executable memory by the records, or as last read.
     history: MmapHistory,
     /// Files without a name, by device and inode: only a running process leads to them.
@@ -300,32 +290,28 @@ pub(super) struct ProcessImages {
 }
 
 impl ProcessImages {
-    /// Images of a process with these files.
-    pub(super) fn new(pid: pid_t, files: Arc<TargetFiles>) -> ProcessImages {
+    /// Images of a process.
+    fn new(mut process: LinuxProcess) -> ProcessImages {
+        process.find_memory();
         ProcessImages {
-            pid,
-            memory_of: proc::living_thread(pid).unwrap_or(pid),
-            maps: Maps::default(),
-            start_path: StartPath::default(),
-            files,
-            files_inherited: false,
+            process,
             history: MmapHistory::default(),
             deleted: HashMap::new(),
             from_records_ns: None,
         }
     }
 
-    /// Reads what naming needs of a running process of this name: it may have ended when its first sample is
-    /// processed. Records continue the list of mappings.
-    pub(super) fn read_running(&mut self, name: &str) {
-        let mut mappings = Vec::new();
-        if self.maps.read_through(&mut self.memory_of, std::iter::empty(), &mut mappings).is_err() {
+    /// Reads what naming needs of a running process: it may have ended when its first sample is processed. Records
+    /// continue the list of mappings.
+    fn read_running(&mut self) {
+        let (process, mut mappings) = (&mut self.process, Vec::new());
+        if process.read_mappings(std::iter::empty(), &mut mappings).is_err() {
             return;
         }
-        self.maps.place_moved_text(self.memory_of, &mut mappings);
-        self.program_path(name, &mappings);
-        for mapping in mappings.iter().filter(|mapping| proc::without_deleted(&mapping.path).1) {
-            if let Ok(bytes) = self.maps.bytes(self.memory_of, mapping) {
+        process.place_moved_text(&mut mappings);
+        process.program_path(&mappings);
+        for mapping in mappings.iter().filter(|mapping| without_deleted(&mapping.path).1) {
+            if let Ok(bytes) = process.maps.bytes(process.memory_of, mapping) {
                 self.deleted.insert(mapping.identity, bytes);
             }
         }
@@ -333,34 +319,15 @@ impl ProcessImages {
     }
 
     /// Images of another process: `started` by this one just now, or found running.
-    pub(super) fn new_for(&self, pid: pid_t, started: bool) -> ProcessImages {
-        ProcessImages {
-            files_inherited: true,
-            start_path: if started { self.start_path.clone() } else { StartPath::default() },
-            history: if started { self.history.clone() } else { MmapHistory::default() },
-            deleted: if started { self.deleted.clone() } else { HashMap::new() },
-            ..ProcessImages::new(pid, Arc::clone(&self.files))
+    fn new_for(&self, pid: pid_t, started: bool) -> ProcessImages {
+        let mut images = ProcessImages::new(self.process.started(pid));
+        if started {
+            images.history.clone_from(&self.history);
+            images.deleted.clone_from(&self.deleted);
+        } else {
+            images.process.start_path = StartPath::default();
         }
-    }
-
-    /// Opens the files through the process itself, if it still exists. An ended process has no root; its parent
-    /// had the same one.
-    pub(super) fn open_own_files(&mut self) {
-        let files = TargetFiles::of(self.pid);
-        if files.has_root() {
-            self.files = Arc::new(files);
-        }
-        self.files_inherited = false;
-    }
-
-    /// Drops the start path after an exec.
-    pub(super) fn forget_start_path(&mut self) {
-        self.start_path = StartPath::default();
-    }
-
-    /// The path by which its program was started, if that links to its file; `name`: process name.
-    pub(super) fn program_path(&mut self, name: &str, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
-        self.start_path.of(self.memory_of, name, &self.files, &self.maps.patience, mappings)
+        images
     }
 
     /// Executable memory by the records.
@@ -391,14 +358,6 @@ impl ProcessImages {
         self.history.add(mapping);
     }
 
-    /// Its files.
-    pub(super) fn files(&mut self) -> Arc<dyn Files> {
-        if self.files_inherited {
-            self.open_own_files();
-        }
-        Arc::clone(&self.files) as Arc<dyn Files>
-    }
-
     /// The executable mappings; `threads`: threads of the process through which /proc may show them.
     pub(super) fn mappings(
         &mut self,
@@ -410,14 +369,14 @@ impl ProcessImages {
         // which matters only after a while.
         if self.from_records_ns.is_some_and(|since_ns| monotonic_ns() < since_ns + RECORDS_HOLD_NS) {
             out.extend_from_slice(self.history.list());
-            self.maps.place_moved_text(self.memory_of, out);
+            self.process.place_moved_text(out);
             return if out.is_empty() { Err(Fault::Transient("nothing is mapped yet")) } else { Ok(()) };
         }
         // After an exec the first thread has the memory again.
-        self.memory_of = self.pid;
-        let read = self.maps.read_through(&mut self.memory_of, threads, out);
+        self.process.memory_of = self.process.pid;
+        let read = self.process.read_mappings(threads, out);
         if read.is_ok() {
-            self.maps.place_moved_text(self.memory_of, out);
+            self.process.place_moved_text(out);
             self.history.replace(out);
             return read;
         }
@@ -431,13 +390,8 @@ impl ProcessImages {
         // While it ran, its program could not be written to (ETXTBSY), but since then it could.
         let ago = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
         let seen = SystemTime::now().checked_sub(ago);
-        let bytes = self.maps.last_bytes(self.memory_of, mapping, &self.files, seen);
+        let bytes = self.process.last_bytes(mapping, seen);
         bytes.or_else(|why| self.deleted.get(&mapping.identity).cloned().ok_or(why))
-    }
-
-    /// Reads memory of the process.
-    pub(super) fn read_memory(&self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
-        sys::read_memory(self.memory_of, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
     }
 }
 
@@ -507,6 +461,7 @@ mod images_tests {
     use std::process::Command;
 
     use super::*;
+    use crate::sources::linux::refusal;
 
     /// Its first samples are processed after it ended.
     #[test]
@@ -521,10 +476,12 @@ mod images_tests {
                 std::fs::remove_file(&file).unwrap();
             }
             let pid = child.id().cast_signed();
-            let mut images = ProcessImages::new(pid, Arc::new(TargetFiles::of(pid)));
+            let files = Arc::new(TargetFiles::of(pid));
+            let description = Process { name: "link".to_owned(), ..refusal::describe(pid) };
+            let mut images = ProcessImages::new(LinuxProcess::new(pid, description, files));
             // The parent runs on before the program is mapped.
             while images.history().list().is_empty() {
-                images.read_running("link");
+                images.read_running();
             }
             child.kill().unwrap();
             child.wait().unwrap();
@@ -540,7 +497,7 @@ mod images_tests {
                 assert_eq!(bytes.is_ok(), has_rights);
             } else {
                 assert!(bytes.is_ok());
-                let started_as = images.program_path("link", &mappings).unwrap().started_as.clone();
+                let started_as = images.process.program_path(&mappings).unwrap().started_as.clone();
                 assert_eq!(started_as, link.to_str().unwrap());
             }
         }
