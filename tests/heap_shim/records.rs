@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::program::{Directory, Logged, Settings, fixtures, log_of};
-use crate::ring::{Record, Ring};
+use crate::program::{Directory, Fixtures, Logged, Settings, fixtures, log_of};
+use crate::ring::{Allocated, Record, Ring};
 use crate::shared_memory::{
     Control, Function, MAPS_PREFIX, Origin, RING_PREFIX, RingHeader, aarch64_register, flag, x86_64_register,
 };
@@ -91,20 +91,33 @@ fn check_log(mode: &str, program: &Path) {
 }
 
 #[test]
-fn each_allocation_function_is_recorded() {
-    check_log("calls", &fixtures().calls);
-}
-
-#[test]
-fn calls_that_are_refused_hide_no_allocations() {
-    check_log("refused", &fixtures().calls);
-}
-
-/// Of an allocator that has its own, and where no library has them.
-#[test]
-fn operators_and_functions_of_an_allocator_are_recorded() {
-    check_log("operators", &fixtures().calls_of_library);
-    check_log("operators", &fixtures().calls);
+fn programs_have_the_records_of_the_calls_that_they_log() {
+    let Fixtures { calls, calls_of_library, .. } = fixtures();
+    for (mode, program) in [
+        // Each function.
+        ("calls", calls),
+        // Calls that are refused hide no later ones.
+        ("refused", calls),
+        // Operators and functions of an allocator that has its own, and where no library has them.
+        ("operators", calls_of_library),
+        ("operators", calls),
+        // A thousand threads, and frees by other threads.
+        ("threads", calls),
+        ("few-threads", calls),
+        // Before main, and after exit handlers.
+        ("ends", calls),
+        // Coroutines and alternate stacks.
+        ("coroutines", calls),
+        // Programs that restrict their system calls.
+        ("filter", calls),
+        ("filter-by-syscall", calls),
+        // A child of vfork writes into the ring of its parent.
+        ("vforks", calls),
+        // Another allocator is called.
+        ("few-threads", calls_of_library),
+    ] {
+        check_log(mode, program);
+    }
 }
 
 #[test]
@@ -120,47 +133,20 @@ fn images_are_listed_before_an_unload() {
     let name = ring.name.replace(RING_PREFIX, MAPS_PREFIX);
     assert!(!has_plugin(name.clone()) && has_plugin(name.clone() + ".0") && !has_plugin(name + ".end"));
     // Its own blocks are in that list, the output after it is in the next one.
-    let lists: Vec<u32> = ring
-        .take_all()
-        .iter()
-        .filter_map(|record| match record {
-            Record::Allocation(allocation) => Some(allocation.images),
-            _ => None,
-        })
-        .collect();
+    let lists: Vec<u32> = allocations(&ring.take_all()).map(|allocation| allocation.images).collect();
     assert!(lists.contains(&0) && lists.is_sorted() && lists.iter().all(|number| *number < 2), "{lists:?}");
 }
 
-#[test]
-fn a_thousand_threads_and_frees_by_other_threads_are_recorded() {
-    check_log("threads", &fixtures().calls);
-    check_log("few-threads", &fixtures().calls);
+/// The sizes of allocations.
+fn sizes(records: &[Record]) -> impl Iterator<Item = u64> + '_ {
+    allocations(records).map(|allocation| allocation.size)
 }
 
-#[test]
-fn allocations_before_main_and_after_exit_handlers_are_recorded() {
-    check_log("ends", &fixtures().calls);
-}
-
-#[test]
-fn allocations_on_coroutines_and_alternate_stacks_are_recorded() {
-    check_log("coroutines", &fixtures().calls);
-}
-
-#[test]
-fn programs_that_restrict_their_system_calls_are_recorded() {
-    check_log("filter", &fixtures().calls);
-    check_log("filter-by-syscall", &fixtures().calls);
-}
-
-#[test]
-fn a_child_of_vfork_writes_into_its_parents_ring() {
-    check_log("vforks", &fixtures().calls);
-}
-
-#[test]
-fn another_allocator_is_called_and_recorded() {
-    check_log("few-threads", &fixtures().calls_of_library);
+fn allocations(records: &[Record]) -> impl Iterator<Item = &Allocated> + '_ {
+    records.iter().filter_map(|record| match record {
+        Record::Allocation(allocation) => Some(allocation),
+        _ => None,
+    })
 }
 
 /// Registers and stack bytes lead from the allocation to its callers, by frame pointers.
@@ -172,13 +158,7 @@ fn registers_and_stack_are_those_of_the_caller() {
     let ring = &directory.ring().unwrap();
     let base = mapped(directory.path(), ring, program)[0].0;
     let records = ring.take_all();
-    let allocation = records
-        .iter()
-        .find_map(|record| match record {
-            Record::Allocation(allocation) if allocation.size == 4242 => Some(allocation),
-            _ => None,
-        })
-        .unwrap();
+    let allocation = allocations(&records).find(|allocation| allocation.size == 4242).unwrap();
     assert_eq!(allocation.function, Function::Malloc as u32);
     assert!(allocation.tid > 0 && allocation.flags & flag::STACK_REFUSED == 0);
     let (pc, sp, mut fp) = pc_sp_fp(&allocation.registers);
@@ -209,12 +189,8 @@ fn callee_saved_registers_and_the_stack_pointer_are_exact() {
     let log = log_of(&directory.run(&fixtures().calls, &["registers"]));
     let sp = log.iter().find(|call| call.what == 's').unwrap().address;
     let records = directory.ring().unwrap().take_all();
-    let registers = records.iter().find_map(|record| match record {
-        Record::Allocation(allocation) if allocation.size == 5151 => Some(allocation.registers.clone()),
-        _ => None,
-    });
-    let registers = registers.unwrap();
-    let (_, recorded_sp, fp) = pc_sp_fp(&registers);
+    let registers = &allocations(&records).find(|allocation| allocation.size == 5151).unwrap().registers;
+    let (_, recorded_sp, fp) = pc_sp_fp(registers);
     assert_eq!(recorded_sp, sp);
     if cfg!(target_arch = "x86_64") {
         let first = x86_64_register::R12;
@@ -281,8 +257,7 @@ fn stack_ends_are_flagged() {
     let directory = Directory::new(Settings { stack_size: 65536, ..Settings::all() });
     log_of(&directory.run(&fixtures().calls, &["coroutines"]));
     let mut on_small_stacks = 0;
-    for record in directory.ring().unwrap().take_all() {
-        let Record::Allocation(allocation) = record else { continue };
+    for allocation in allocations(&directory.ring().unwrap().take_all()) {
         if (100..120).contains(&allocation.size) {
             // A stack of five pages, with unmapped memory above.
             assert!(allocation.stack.len() <= 5 * 4096 && allocation.flags & flag::STACK_END != 0);
@@ -314,18 +289,9 @@ fn children_of_fork_have_their_own_rings() {
         }
         assert!(origin == Origin::Fork as u32 && pids.contains(&parent) && parent != *pid);
         assert_eq!(field(ring, std::mem::offset_of!(RingHeader, parent_has_ring)), 1);
-        let sizes: Vec<u64> = ring
-            .take_all()
-            .iter()
-            .filter_map(|record| match record {
-                Record::Allocation(allocation) => {
-                    assert!(allocation.tid == *pid, "the only thread");
-                    Some(allocation.size)
-                }
-                _ => None,
-            })
-            .filter(|size| (1000..1050).contains(size))
-            .collect();
+        let records = ring.take_all();
+        assert!(allocations(&records).all(|allocation| allocation.tid == *pid), "the only thread");
+        let sizes: Vec<u64> = sizes(&records).filter(|size| (1000..1050).contains(size)).collect();
         if !sizes.is_empty() {
             assert_eq!(sizes, (1000..1050).collect::<Vec<u64>>());
             of_tree += 1;
@@ -414,11 +380,7 @@ fn a_program_with_system_calls_of_its_own_is_not_killed_by_its_filter() {
         let output = directory.run(&fixtures().filter, &[how]);
         assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"alive\n"[..]), "{output:?}");
         let records = directory.ring().unwrap().take_all();
-        let sizes = records.iter().filter_map(|record| match record {
-            Record::Allocation(allocated) => Some(allocated.size),
-            _ => None,
-        });
-        assert_eq!(sizes.filter(|size| (5000..5300).contains(size)).count(), 300, "{how}");
+        assert_eq!(sizes(&records).filter(|size| (5000..5300).contains(size)).count(), 300, "{how}");
     }
 }
 
@@ -442,22 +404,19 @@ fn writers_wait_for_room_as_long_as_there_is_a_reader() {
     let settings = Settings { data_size: 8192, stack_size: 64, wait_ns: HOUR_NS, ..Settings::all() };
     let directory = Directory::new(settings);
     let mut program = directory.start(&fixtures().calls, &["many"]);
-    let mut sizes = 0;
+    let mut taken = 0;
     loop {
         // Asked before its ring is read.
         let has_ended = program.try_wait().unwrap().is_some();
         let Some(ring) = directory.ring() else { continue };
         let records = ring.take_all();
-        sizes += records
-            .iter()
-            .filter(|record| matches!(record, Record::Allocation(allocated) if allocated.size == 7777))
-            .count();
+        taken += sizes(&records).filter(|size| *size == 7777).count();
         if has_ended && records.is_empty() {
             assert_eq!((ring.lost_allocations(), ring.lost_frees()), ((0, 0), 0));
             break;
         }
     }
-    assert_eq!(sizes, 20_000);
+    assert_eq!(taken, 20_000);
     let directory = Directory::new(Settings { wait_ns: 1_000_000, ..settings });
     assert!(directory.run(&fixtures().calls, &["many"]).status.success());
     assert!(directory.ring().unwrap().lost_allocations().0 > 19_000);
