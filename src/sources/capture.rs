@@ -3,7 +3,7 @@
 
 use super::ThreadStatus;
 use crate::addr::{Avma, LookupAvma};
-use crate::arch::Registers;
+use crate::arch::{Aarch64, Arm, Registers, X86, X86_64};
 
 /// One thread's registers and stack bytes; reused from sample to sample.
 #[derive(Clone, Debug)]
@@ -112,6 +112,43 @@ impl Capture {
         self.only_kernel = false;
         (self.pause_ns, self.stopped_ns, self.stack_size_index, self.tail_bytes) = (0, 0, 0, 0);
         (self.status, self.stack_limit, self.other_stack, self.cpu) = (None, None, None, None);
+    }
+
+    /// The registers after the return of the function at whose entry this is.
+    pub(super) fn after_return(&self) -> Registers {
+        let word = |bytes: usize| {
+            // The copy may begin below the stack pointer.
+            let from = self.registers.sp().0.checked_sub(self.stack_base.0);
+            let from = from.and_then(|from| usize::try_from(from).ok());
+            let word = from.and_then(|from| self.stack.get(from..from + bytes)).unwrap_or_default();
+            word.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+        };
+        match self.registers {
+            Registers::X86_64(mut x86_64) => {
+                x86_64.rip = word(8);
+                x86_64.gpr[X86_64::RSP] = x86_64.gpr[X86_64::RSP].wrapping_add(8);
+                Registers::X86_64(x86_64)
+            }
+            Registers::X86(mut x86) => {
+                x86.eip = word(4);
+                x86.gpr[X86::ESP] = x86.gpr[X86::ESP].wrapping_add(4);
+                Registers::X86(x86)
+            }
+            Registers::Aarch64(mut aarch64) => {
+                aarch64.pc = aarch64.x[Aarch64::LR];
+                Registers::Aarch64(aarch64)
+            }
+            Registers::Arm(mut arm) => {
+                /// T bit of a CPSR (Armv8-A ARM, G1.9); the M profile has only T32.
+                const CPSR_T: u32 = 1 << 5;
+                let at = arm.r[Arm::LR];
+                arm.r[Arm::PC] = at & !1;
+                if let (false, Some(cpsr)) = (arm.m_profile, &mut arm.cpsr) {
+                    *cpsr = if at & 1 == 1 { *cpsr | CPSR_T } else { *cpsr & !CPSR_T };
+                }
+                Registers::Arm(arm)
+            }
+        }
     }
 
     /// Allocated bytes, used or not.

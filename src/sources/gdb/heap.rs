@@ -18,7 +18,7 @@ use super::target::GdbTarget;
 use super::threads::System;
 use super::transport::ConnectionError;
 use crate::addr::{Avma, Svma};
-use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
+use crate::arch::{Aarch64, Arch, Arm, Registers};
 use crate::binary::elf::functions;
 use crate::clock::{Clock, RealClock};
 use crate::error::{self, Error, ErrorKind};
@@ -597,43 +597,6 @@ impl GdbHeapSource {
     }
 }
 
-/// Unwinds a capture at a function's entry to its caller, at the return address.
-fn leave(capture: &mut Capture) {
-    let word = |bytes: usize| {
-        // The copy may begin below the stack pointer.
-        let sp = capture.registers.sp().0;
-        let from = sp.checked_sub(capture.stack_base.0).and_then(|from| usize::try_from(from).ok());
-        let at = from.and_then(|from| capture.stack.get(from..from + bytes));
-        at.map_or(0, |word| word.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
-    };
-    capture.registers = match capture.registers {
-        Registers::X86_64(mut x86_64) => {
-            x86_64.rip = word(8);
-            x86_64.gpr[X86_64::RSP] = x86_64.gpr[X86_64::RSP].wrapping_add(8);
-            Registers::X86_64(x86_64)
-        }
-        Registers::X86(mut x86) => {
-            x86.eip = word(4);
-            x86.gpr[X86::ESP] = x86.gpr[X86::ESP].wrapping_add(4);
-            Registers::X86(x86)
-        }
-        Registers::Aarch64(mut aarch64) => {
-            aarch64.pc = aarch64.x[Aarch64::LR];
-            Registers::Aarch64(aarch64)
-        }
-        Registers::Arm(mut arm) => {
-            /// T bit of a CPSR (Armv8-A ARM, G1.9); the M profile has only T32.
-            const CPSR_T: u32 = 1 << 5;
-            let at = arm.r[Arm::LR];
-            arm.r[Arm::PC] = at & !1;
-            if let (false, Some(cpsr)) = (arm.m_profile, &mut arm.cpsr) {
-                *cpsr = if at & 1 == 1 { *cpsr | CPSR_T } else { *cpsr & !CPSR_T };
-            }
-            Registers::Arm(arm)
-        }
-    };
-}
-
 impl Observed for GdbHeapSource {
     fn process(&self) -> &Process {
         &self.process
@@ -667,7 +630,7 @@ impl PushedSource for GdbHeapSource {
                         let free = SampledFree { block: pointer, may_be_inherited: false };
                         self.push(thread, SourceEvent::Free(free), into);
                     }
-                    leave(&mut capture);
+                    capture.registers = capture.after_return();
                     let allocation = SampledAllocation { block, bytes, untracked: false };
                     self.push(thread, SourceEvent::Allocation(allocation, capture), into);
                 }

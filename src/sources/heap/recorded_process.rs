@@ -360,7 +360,7 @@ impl<P: HeapProcess> RecordedProcess<P> {
                     bytes: record.size,
                     untracked: record.untracked,
                 };
-                let mut capture = captures.take().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
+                let mut capture = captures.take().unwrap_or_default();
                 let (time_ns, tid) = (record.time_ns, record.tid);
                 if let Some(ring) = &mut self.ring {
                     fill(&mut capture, &mut record, ring.header().processor);

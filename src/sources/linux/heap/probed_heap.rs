@@ -9,10 +9,10 @@ use std::time::Duration;
 use libc::pid_t;
 
 use super::process::AllocatingProcess;
-use crate::arch::{Aarch64, Registers, X86_64};
 use crate::binary::Mapping;
 use crate::clock::{Clock, RealClock};
 use crate::error::Result;
+use crate::sources::heap::source::BoxPool;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost, TargetMappings};
 use crate::sources::linux::proc::resident_bytes;
@@ -30,8 +30,6 @@ const JUDGED_NS: u64 = 1_000_000_000;
 const FIRST_JUDGED_NS: u64 = 200_000_000;
 /// Allocators named in the reason of the source.
 const ALLOCATORS_SHOWN: usize = 3;
-/// Captures kept for reuse.
-const SPARE_MAX: usize = 64;
 
 /// How a running process is probed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,8 +65,7 @@ pub(crate) struct ProbedHeap {
     unseen: Vec<UnseenAllocator>,
     /// Why the probes were removed early.
     ended_early: Option<String>,
-    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
-    spare: Vec<Box<Capture>>,
+    captures: BoxPool<Capture>,
 }
 
 /// Highest slowdown, percent: the cost of a probe is measured elsewhere, and may add up to more than the time that the
@@ -154,7 +151,7 @@ impl ProbedHeap {
             ended: false,
             finished: false,
             ended_early: None,
-            spare: Vec::new(),
+            captures: BoxPool::new(),
         })
     }
 
@@ -197,13 +194,12 @@ impl ProbedHeap {
     }
 
     fn drain(&mut self, into: &mut Vec<TimedEvent>) {
-        let ProbedHeap { probes, images, spare, origin_ns, last_ns, pid, .. } = self;
+        let ProbedHeap { probes, images, captures, origin_ns, last_ns, pid, .. } = self;
         let process = pid.unsigned_abs();
         probes.drain(|sample, captured| {
             let (thread, at_ns, event) = match sample {
                 HeapSample::Allocated { thread, at_ns, block, bytes } => {
-                    let mut capture =
-                        spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(captured.stack.len())));
+                    let mut capture = captures.take().unwrap_or_default();
                     fill(&mut capture, captured);
                     let allocation = SampledAllocation { block, bytes, untracked: false };
                     (thread, at_ns, SourceEvent::Allocation(allocation, capture))
@@ -235,26 +231,9 @@ impl ProbedHeap {
 /// return.
 fn fill(capture: &mut Capture, entry: &Capture) {
     capture.reset();
-    let address_bytes = match entry.registers {
-        Registers::X86_64(mut x86_64) => {
-            const BYTES: usize = 8;
-            let at = entry.stack.first_chunk::<BYTES>().map_or(0, |word| u64::from_le_bytes(*word));
-            x86_64.rip = at;
-            x86_64.gpr[X86_64::RSP] = x86_64.gpr[X86_64::RSP].wrapping_add(BYTES as u64);
-            capture.registers = Registers::X86_64(x86_64);
-            BYTES
-        }
-        Registers::Aarch64(mut aarch64) => {
-            aarch64.pc = aarch64.x[Aarch64::LR];
-            capture.registers = Registers::Aarch64(aarch64);
-            0
-        }
-        other => {
-            capture.registers = other;
-            0
-        }
-    };
+    capture.registers = entry.after_return();
     capture.stack_base = capture.registers.sp();
+    let address_bytes = capture.stack_base.0.wrapping_sub(entry.stack_base.0) as usize;
     capture.stack.extend_from_slice(entry.stack.get(address_bytes..).unwrap_or_default());
 }
 
@@ -323,9 +302,8 @@ impl PushedSource for ProbedHeap {
     }
 
     fn walked(&mut self, _thread: ThreadId, capture: Box<Capture>, _needed: StackUse) {
-        if self.spare.len() < SPARE_MAX {
-            self.spare.push(capture);
-        }
+        let capacity_bytes = capture.stack.capacity();
+        self.captures.put(capture, capacity_bytes);
     }
 
     fn allocation_rate(&self) -> Option<u64> {
@@ -348,6 +326,7 @@ impl PushedSource for ProbedHeap {
 mod tests {
     use super::*;
     use crate::addr::Avma;
+    use crate::arch::{Registers, X86_64};
 
     #[test]
     fn the_caller_is_at_the_return_address() {
@@ -355,6 +334,7 @@ mod tests {
         let mut gpr = [0; 16];
         (gpr[X86_64::RSP], gpr[3]) = (0x7000, 33);
         entry.registers = Registers::X86_64(X86_64 { gpr, rip: 0x1000, fs_base: 0 });
+        entry.stack_base = Avma(0x7000);
         entry.stack = [0x4010_u64, 0x5555].map(u64::to_le_bytes).concat();
         let mut caller = Capture::with_capacity(0);
         fill(&mut caller, &entry);
