@@ -4,6 +4,7 @@
 //! files and images of a process, privileges, `launch.rs` for commands, `refusal.rs` for failed attaches.
 
 mod cgroup;
+mod clocks;
 mod files;
 pub(crate) mod heap;
 mod images;

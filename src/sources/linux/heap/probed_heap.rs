@@ -13,8 +13,9 @@ use crate::binary::Mapping;
 use crate::clock::{Clock, RealClock};
 use crate::error::Result;
 use crate::sources::heap::source::BoxPool;
+use crate::sources::linux::clocks::{monotonic_ns, process_cpu_ns};
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost, TargetMappings};
+use crate::sources::linux::perf::{HeapProbes, HeapSample, ProbeCost, TargetMappings};
 use crate::sources::linux::proc::resident_bytes;
 use crate::sources::linux::{proc, refusal, sys};
 use crate::sources::pushed::{
@@ -127,7 +128,7 @@ impl ProbedHeap {
         // After its end, only the mappings read here are known.
         let _ = process.mappings(&mut Vec::new());
         let began_ns = clock.now_ns();
-        let cpu_ns = perf::process_cpu_ns(number).unwrap_or(0);
+        let cpu_ns = process_cpu_ns(number).unwrap_or(0);
         Ok(ProbedHeap {
             pid: number,
             process,
@@ -144,7 +145,7 @@ impl ProbedHeap {
             images,
             event_ns: 0,
             options,
-            origin_ns: perf::monotonic_ns().saturating_sub(began_ns),
+            origin_ns: monotonic_ns().saturating_sub(began_ns),
             clock,
             began_ns,
             last_ns: 0,
@@ -171,7 +172,7 @@ impl ProbedHeap {
         if now_ns < self.judgement.at_ns + after_ns {
             return Ok(());
         }
-        let cpu_ns = perf::process_cpu_ns(self.pid).unwrap_or(self.judgement.cpu_ns);
+        let cpu_ns = process_cpu_ns(self.pid).unwrap_or(self.judgement.cpu_ns);
         let delayed_ns = proc::delayed_ns(self.pid).max(self.judgement.delayed_ns);
         let judgement = Judgement { at_ns: now_ns, held_ns: self.probes.held_ns(), cpu_ns, delayed_ns };
         self.note_resident();

@@ -11,10 +11,11 @@ use libc::pid_t;
 use super::without_shim::{ProcessesWithoutShim, unseen_allocators};
 use crate::binary::{Mapping, ProgramPath};
 use crate::sources::heap::recorded_process::{HeapProcess, RingFiles, read_image_list};
+use crate::sources::linux::clocks::monotonic_ns;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::proc::resident_bytes;
 use crate::sources::linux::process::LinuxProcess;
-use crate::sources::linux::{heap, launch, perf, proc, sys};
+use crate::sources::linux::{heap, launch, proc, sys};
 use crate::sources::pushed::UnseenAllocator;
 use crate::sources::{ExitStatus, Fault, Observed, Process};
 
@@ -166,7 +167,7 @@ impl HeapProcess for AllocatingProcess {
     }
 
     fn ring_clock_ns(&self) -> u64 {
-        perf::monotonic_ns()
+        monotonic_ns()
     }
 }
 

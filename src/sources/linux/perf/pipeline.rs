@@ -26,7 +26,7 @@ use super::ring::{PerfRecord, Sample, SampleId};
 use super::stack::stacks::{Stacks, SystemMemory, TargetMemory};
 use super::waits::wait::{SwitchStack, Wait, WaitOutcome};
 use super::waits::{SleepingThreads, SystemThreads, WaitRecorder};
-use super::{Clocks, SystemClocks};
+use crate::sources::linux::clocks::{Clocks, SystemClocks};
 use crate::sources::pushed::{SourceEvent, StackUse, THROTTLED, TimedEvent};
 use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 

@@ -22,7 +22,7 @@ use super::process_clock::{ClockBaseline, CpuTimeShare, Division, ProcessClock, 
 use super::tick_schedule::{BatchTicks, TickSchedule, Ticks, drop_unweighted};
 use super::wakeup::{ClockReading, ClockReadings, IntervalAction, WakeupCharge, WakeupLatency};
 use crate::sources::Capture;
-use crate::sources::linux::perf::Clocks;
+use crate::sources::linux::clocks::Clocks;
 use crate::sources::linux::perf::process::table::ProcessEvent;
 use crate::sources::linux::perf::ring::{PerfRecord, SampleId};
 

@@ -9,7 +9,7 @@
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use crate::sources::linux::perf::Clocks;
+use crate::sources::linux::clocks::Clocks;
 
 /// The CPU clock of one process.
 #[derive(Debug, Default)]
@@ -262,7 +262,7 @@ impl ClockBaseline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sources::linux::perf::SystemClocks;
+    use crate::sources::linux::clocks::SystemClocks;
 
     #[test]
     fn with_drops_the_clock_of_a_new_process_counts_from_its_start() {

@@ -15,7 +15,7 @@ use super::filter::{ProcessFilter, Procfs};
 use crate::addr::Avma;
 use crate::binary::Mapping;
 use crate::sources::Capture;
-use crate::sources::linux::perf::Clocks;
+use crate::sources::linux::clocks::Clocks;
 use crate::sources::linux::perf::reorder::{Event, ProcessView, Selection};
 use crate::sources::linux::perf::ring::SampleId;
 

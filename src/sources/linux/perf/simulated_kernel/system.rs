@@ -10,7 +10,7 @@ use libc::pid_t;
 use super::super::pipeline::System;
 use super::kernel::Kernel;
 use crate::addr::Avma;
-use crate::sources::linux::perf::Clocks;
+use crate::sources::linux::clocks::Clocks;
 use crate::sources::linux::perf::process::filter::Procfs;
 use crate::sources::linux::perf::stack::stacks::TargetMemory;
 use crate::sources::linux::perf::waits::SleepingThreads;

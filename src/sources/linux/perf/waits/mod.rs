@@ -12,10 +12,10 @@ use std::path::Path;
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::Clocks;
 use super::buffers::Pool;
 use super::reorder::{EXITED_TID, Queue};
 use super::ring::{PerfRecord, SampleId};
+use crate::sources::linux::clocks::Clocks;
 use crate::sources::linux::proc;
 use crate::sources::{Capture, SleepingThread};
 use wait::{STACK_DROPPED, SwitchStack, ThreadEvent, Wait, WaitTracker};
