@@ -18,9 +18,9 @@ use crate::recording::{self, Frame, Recording, timeline};
 use crate::symbol::Names;
 use crate::trie::{FrameId, NodeId};
 
-/// Metadata of a recording outside of its profile.
+/// What a recording does not know of itself, and what of it to leave out.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Circumstances {
+pub struct ConversionOptions {
     /// Start of the recording, nanoseconds since 1970 (UTC).
     pub time_unix_ns: Option<u64>,
     /// The process was launched for it.
@@ -33,7 +33,7 @@ pub struct Circumstances {
     pub without_times: bool,
 }
 
-impl Circumstances {
+impl ConversionOptions {
     /// Process name that the stacks of a program are shown under.
     fn name<'p>(&self, recording: &'p Recording, program: u32) -> Cow<'p, str> {
         let Some(program) = recording.programs.get(program as usize) else { return Cow::Borrowed("") };
@@ -52,9 +52,9 @@ impl Circumstances {
 pub fn saved_profile(
     recording: &Recording,
     names: &Names,
-    circumstances: Circumstances,
+    options: ConversionOptions,
 ) -> Result<SavedProfile, Full> {
-    let mut conversion = Conversion::new(about(recording, circumstances), recording, names, circumstances);
+    let mut conversion = Conversion::new(about(recording, options), recording, names, options);
     let mut full = Ok(());
     recording.trie.for_each_stack(|path, count| {
         if full.is_ok() {
@@ -62,7 +62,7 @@ pub fn saved_profile(
         }
     });
     full?;
-    if let Some(timeline) = recording.timeline.as_ref().filter(|_| !circumstances.without_times) {
+    if let Some(timeline) = recording.timeline.as_ref().filter(|_| !options.without_times) {
         let timeline = conversion.timeline(timeline)?;
         conversion.builder.set_timeline(timeline);
     }
@@ -74,7 +74,7 @@ struct Conversion<'p> {
     builder: SavedBuilder,
     recording: &'p Recording,
     names: &'p Names,
-    circumstances: Circumstances,
+    options: ConversionOptions,
     /// By frame of the recording: its index in the saved form, once converted.
     frames: Vec<Option<u32>>,
     /// The current stack; reused to avoid allocations.
@@ -87,13 +87,13 @@ impl<'p> Conversion<'p> {
         about: About,
         recording: &'p Recording,
         names: &'p Names,
-        circumstances: Circumstances,
+        options: ConversionOptions,
     ) -> Conversion<'p> {
         Conversion {
             builder: SavedBuilder::new(about),
             recording,
             names,
-            circumstances,
+            options,
             frames: vec![None; recording.trie.frame_count()],
             stack: Vec::new(),
         }
@@ -106,18 +106,18 @@ impl Conversion<'_> {
     fn add(&mut self, path: &[FrameId], count: u64) -> Result<Option<NodeId>, Full> {
         let recording = self.recording;
         let Some((root, code)) = path.split_first() else { return Ok(None) };
-        let Some(Frame::Root(begin)) = recording.trie.frame(*root) else { return Ok(None) };
-        let Some(group) = recording.stack_groups.get(begin.group as usize) else { return Ok(None) };
+        let Some(Frame::Root(recorded_root)) = recording.trie.frame(*root) else { return Ok(None) };
+        let Some(group) = recording.stack_groups.get(recorded_root.group as usize) else { return Ok(None) };
         let thread = match &group.thread {
             Some(thread) => Some((self.builder.text(&thread.name)?, thread.id)),
             None => None,
         };
-        let process = self.builder.text(&self.circumstances.name(recording, group.program))?;
-        let (complete, waiting) = (begin.complete, begin.waiting);
+        let process = self.builder.text(&self.options.name(recording, group.program))?;
+        let (complete, waiting) = (recorded_root.complete, recorded_root.waiting);
         let root =
             self.builder.root(StackRoot { process, thread, complete, waiting, labels: LabelsId::NONE })?;
         self.stack.clear();
-        if begin.fiber {
+        if recorded_root.fiber {
             self.stack.push(self.builder.named_frame(FIBER)?);
         }
         for id in code {
@@ -134,7 +134,7 @@ impl Conversion<'_> {
         self.builder.add(root, &self.stack, count).map(Some)
     }
 
-    /// Converts the times of samples. A thread that ran several programs becomes one thread for
+    /// Converts the times of samples, whose counts are those of the profile. A thread that ran several programs becomes one thread for
     /// each.
     fn timeline(&mut self, recorded: &recording::Timeline) -> Result<Timeline, Full> {
         let mut nodes: Vec<Option<Stack>> = vec![None; self.recording.trie.node_count()];
@@ -165,14 +165,14 @@ impl Conversion<'_> {
                 }
             }
             let last = parts.len().saturating_sub(1);
-            // It may have been waiting before it was seen.
+            // A thread older than the recording is shown from its start: it may have waited unseen.
             let mut begun_ns = if thread.preexisting { 0 } else { thread.begun_ns };
             for (number, (program, samples)) in parts.into_iter().enumerate() {
                 let ended_ns = match number == last {
                     true => thread.ended_ns,
                     false => samples.last().map(|sample| sample.at_ns),
                 };
-                let process = self.builder.text(&self.circumstances.name(self.recording, program))?;
+                let process = self.builder.text(&self.options.name(self.recording, program))?;
                 let pid = self.recording.programs.get(program as usize).map(|program| program.pid);
                 let pid = pid.filter(|pid| *pid > 0);
                 threads.push(ThreadTimeline {
@@ -205,7 +205,7 @@ impl Conversion<'_> {
         }
         let mut processes: HashMap<u32, TextId> = HashMap::new();
         for (pid, index) in programs {
-            let name = self.circumstances.name(self.recording, index);
+            let name = self.options.name(self.recording, index);
             processes.insert(pid, self.builder.text(&name)?);
         }
         let process = |pid: u32| processes.get(&pid).copied().unwrap_or_default();
@@ -277,22 +277,22 @@ struct Stack {
 }
 
 /// Metadata of a recording.
-fn about(recording: &Recording, circumstances: Circumstances) -> About {
+fn about(recording: &Recording, options: ConversionOptions) -> About {
     let stats = &recording.stats;
     let owned = |counts: &std::collections::BTreeMap<&'static str, u64>| {
         counts.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()
     };
     About {
         hz: Some(recording.hz),
-        time_unix_ns: circumstances.time_unix_ns,
+        time_unix_ns: options.time_unix_ns,
         duration_ns: Some(stats.duration_ns),
         pid: Some(recording.process.pid).filter(|pid| *pid > 0),
         arch: Some(recording.process.arch.name().to_owned()),
         command: Some(recording.process.command.clone()).filter(|command| !command.is_empty()),
         // `launched` means that the recording covers the whole run: not if the program still ran at
         // the end.
-        launched: Some(circumstances.launched && stats.exit_status.is_some()),
-        idle: Some(circumstances.idle),
+        launched: Some(options.launched && stats.exit_status.is_some()),
+        idle: Some(options.idle),
         lost: owned(&stats.samples_lost),
         incomplete: owned(&stats.stacks_incomplete),
         ticks: Some(stats.ticks),
@@ -339,11 +339,11 @@ fn frame_of(
 pub fn saved_heap_profile(
     recording: &Recording,
     names: &Names,
-    circumstances: Circumstances,
+    options: ConversionOptions,
     heap: &HeapValues,
     kind: ValueKind,
 ) -> Result<SavedProfile, Full> {
-    let mut about = about(recording, circumstances);
+    let mut about = about(recording, options);
     about.hz = None;
     about.ticks = None;
     about.sampled_every = Some(heap.rate.every_bytes());
@@ -352,13 +352,13 @@ pub fn saved_heap_profile(
     let types = ValueKind::ALL.map(|kind| ValueType { kind: kind.name().into(), unit: kind.unit().into() });
     types[kind as usize].counted_unit().clone_into(&mut about.unit);
     let mut values = StackValues::new(types.to_vec());
-    // Losses are in the unit of the counts; the roots mark incomplete stacks.
+    // `lost` is in the unit of the counts. `incomplete` counts samples, so it is left out: roots mark such stacks.
     about.incomplete.clear();
     let lost_bytes = lost_bytes(recording, heap);
     about.lost = lost_bytes.filter(|_| kind.unit() == "bytes").into_iter().collect();
     let by_node: HashMap<u32, &NodeValues> = heap.nodes.iter().map(|known| (known.node.0, known)).collect();
-    let mut conversion = Conversion::new(about, recording, names, circumstances);
-    let mut places = HashMap::new();
+    let mut conversion = Conversion::new(about, recording, names, options);
+    let mut saved_nodes = HashMap::new();
     let mut full = Ok(());
     recording.trie.for_each_leaf(|node, path, _| {
         let (Some(known), true) = (by_node.get(&node.0), full.is_ok()) else { return };
@@ -366,7 +366,7 @@ pub fn saved_heap_profile(
             if let Some(here) = here {
                 values.add(here, &known.values);
                 values.add_inuse(here, known.inuse);
-                places.insert(node, here);
+                saved_nodes.insert(node, here);
             }
         });
     });
@@ -374,25 +374,27 @@ pub fn saved_heap_profile(
     if kind == ValueKind::InuseSpace {
         let stats = &recording.stats;
         let recorded = stats.begun_ns..stats.begun_ns.saturating_add(stats.duration_ns);
-        values.set_history(InuseHistory::of(&heap.history, &recorded, |node| places.get(&node).copied()));
+        values
+            .set_history(InuseHistory::of(&heap.history, &recorded, |node| saved_nodes.get(&node).copied()));
     }
     let mut saved = conversion.builder.finish();
     saved.set_values(values);
     Ok(saved)
 }
 
-/// Estimated bytes of lost samples, and the reason.
+/// The reason for lost samples, and an estimate of their bytes.
 #[must_use]
 pub fn lost_bytes(recording: &Recording, heap: &HeapValues) -> Option<(String, u64)> {
     let losses = &recording.heap.as_ref()?.losses;
     let classes = losses.allocations.iter();
-    let bytes = classes.fold(0u64, |sum, (count, bytes)| sum.saturating_add(heap.rate.weigh(*count, *bytes)));
+    let bytes = classes
+        .fold(0u64, |sum, (count, bytes)| sum.saturating_add(heap.rate.estimated_bytes(*count, *bytes)));
     (bytes > 0).then(|| (RING_FULL.to_owned(), bytes))
 }
 
-// ---- Joins the threads of a recording that an exec continues: each exec is recorded as a new thread.
+// ---- An exec ends one thread entry of a recording and begins another: pairs them, so that no end and start is shown.
 
-/// Threads continued by an exec, by their indexes in the timeline.
+/// Thread entries that an exec joins, by their indexes in the timeline.
 struct ExecChains {
     continued: HashSet<usize>,
     continuing: HashSet<usize>,

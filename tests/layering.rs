@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Module, and the paths below `crate` that it may name; all that begin with one of them
-/// are allowed; `rng` is for tests. Each names only modules that stand above it, so there is no circle. The command line may name everything, and nothing may name it.
+/// Module, and the paths below `crate` that it may name; all that begin with one of them are allowed; `rng` is for tests.
+/// Each names only modules listed before it, so there is no circle. The command line may name everything, and nothing may
+/// name it.
 const ALLOWED: [(&str, &[&str]); 26] = [
     ("addr", &[]),
     ("error", &[]),
@@ -28,7 +29,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
     ("profile", &["error", "escape", "heap", "module_offset", "rng", "trie"]),
     ("binary", &["addr", "error", "leb128", "rng"]),
     ("disassembly", &["addr", "binary", "rng"]),
-    // Whether a file is the one that is mapped is decided by its head.
+    // binary: to compare the head of a file with what is mapped.
     ("sources", &["addr", "arch", "binary", "clock", "error", "interruption", "leb128", "live", "rng"]),
     ("walk", &["addr", "arch", "binary::frame_rule", "leb128", "rng"]),
     (
@@ -44,12 +45,11 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "walk::NeedsBytes",
         ],
     ),
-    // The names of the ways to find a frame, which are counted.
-    // Files of processes that made code, for the names of that code.
     (
         "recording",
         &[
             "addr",
+            // Files of processes that made code, for its names.
             "binary::FileUser",
             "binary::Files",
             "heap",
@@ -60,6 +60,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "sources::Process",
             "sources::pushed::AllocationLosses",
             "trie",
+            // The methods that found frames are counted.
             "walk::Method",
         ],
     ),
@@ -96,7 +97,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "walk",
         ],
     ),
-    // What a profile says of its code, and what the files of that code say.
+    // images, symbol: source and instructions of a profile's code.
     ("server", &["addr", "binary", "disassembly", "images", "profile", "rng", "symbol"]),
     ("conversion", &["heap", "profile", "recording", "symbol::Names", "trie"]),
     ("flamegraph", &["error", "escape"]),
@@ -109,7 +110,7 @@ const LINES_MAX: usize = 900;
 /// A library of its own, that other programs load, and the build script that compiles it.
 const SHIM: &str = "src/heap_shim/";
 
-/// Exist in tests only, so whoever names one is one.
+/// Modules that only tests have; not checked.
 const FOR_TESTS: [&str; 3] = ["cpu_time", "rounds", "skip"];
 
 /// Where files are mapped into memory.
@@ -119,7 +120,7 @@ const MAPS_FILES: &str = "crates/unwind/src/binary/map.rs";
 const SYSTEM_FILES: [&str; 1] = ["src/cli/system.rs"];
 
 #[test]
-fn modules_name_only_those_below_them() {
+fn modules_name_only_those_listed_before_them() {
     check_all(&["src", "crates"], edges_not_allowed);
 }
 
@@ -168,8 +169,13 @@ fn documents_name_files_that_exist() {
     }
     assert!(documents.len() > 10, "too few documents found: {}", documents.len());
     let exists = |path: &str| base.join(path).exists();
-    let complaints: Vec<String> =
+    let mut complaints: Vec<String> =
         documents.iter().flat_map(|(path, text)| not_there(path, text, exists)).collect();
+    let mut sources = BTreeMap::new();
+    for root in ["src", "crates", "tests", "benches"] {
+        collect(base, root, ".rs", &mut sources);
+    }
+    complaints.extend(ends_of_no_path(&documents["ARCHITECTURE.md"], sources.keys()));
     assert!(complaints.is_empty(), "\n{}\n", complaints.join("\n"));
 }
 
@@ -201,6 +207,28 @@ fn not_there(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Strin
                 complaints.push(format!("{path}:{number}: there is no test program {name}"));
             }
             before = word;
+        }
+    }
+    complaints
+}
+
+/// Files and folders that the code map names from a folder on (`` `ring/mod.rs` ``, `` `walk/` ``) and that are not there.
+fn ends_of_no_path<'p>(text: &str, paths: impl Iterator<Item = &'p String> + Clone) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for name in line.split('`').skip(1).step_by(2) {
+            let is_path = name.ends_with(".rs") || name.ends_with('/');
+            if !is_path || name.contains([' ', '{', '*', '(']) || name.contains("NAME") {
+                continue;
+            }
+            let part = format!("/{name}");
+            let there = |path: &&String| {
+                let path = format!("/{path}");
+                path.ends_with(&part) || (part.ends_with('/') && path.contains(&part))
+            };
+            if paths.clone().find(there).is_none() {
+                complaints.push(format!("ARCHITECTURE.md:{number}: no path ends with {name}"));
+            }
         }
     }
     complaints
@@ -245,6 +273,12 @@ fn edges_not_allowed(path: &str, text: &str) -> Vec<String> {
         return vec![format!("{path}: module `{module}` is not in the table of tests/layering.rs")];
     };
     let mut complaints = Vec::new();
+    for at in tokens(text).windows(4).filter(|_| path.starts_with("src/") && path != "src/lib.rs") {
+        let first = if at[1].text == "::" { &at[2] } else { &at[1] };
+        if at[0].text == "use" && ["unwind", "profile"].contains(&first.text) {
+            complaints.push(format!("{path}:{}: name the libraries' rooms as `crate::`", first.line));
+        }
+    }
     for (line, named) in crate_paths(path, text) {
         let named = room(path, named);
         let below = |prefix: &str| named == prefix || named.starts_with(&format!("{prefix}::"));
@@ -447,8 +481,8 @@ fn quoted_len(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// A path below the root of the file's crate as the program names it: its libraries' rooms by the same path, all else of
-/// crates/profile below `profile`.
+/// A path below the root of the file's crate as the table has it: `trie::X` stays; other modules of crates/profile get
+/// `profile::` in front.
 fn room(file: &str, path: String) -> String {
     let first = path.split("::").next().unwrap_or_default();
     let is_room = ALLOWED.iter().any(|(name, _)| *name == first) || FOR_TESTS.contains(&first);
@@ -540,20 +574,22 @@ fn a_wrong_edge_is_found_however_it_is_written() {
         "use super::super::sources;",
         "mod tests { use super::super::super::sources as t; }",
     ] {
-        let complaints = edges_not_allowed("src/walk/fp.rs", text);
+        let complaints = edges_not_allowed("crates/unwind/src/walk/fp.rs", text);
         assert!(!complaints.is_empty() && complaints[0].contains("`walk` may not use"), "{text}");
     }
     for text in [
-        "use crate::addr::{Avma, ReturnAddress};",
-        "use super::Ended; mod tests { use super::super::Ended; }",
+        "use crate::addr::{Avma, CodeAddress};",
+        "use super::StackEnd; mod tests { use super::super::StackEnd; }",
         "// crate::sources\n/* crate::sources */ const A: (&str, char) = (\"crate::sources\", '\"');",
         "const B: &str = r#\"\" crate::sources\"#; fn f<'a>(a: &'a str) {}",
         "pub(crate) fn f() {}",
     ] {
-        assert_eq!(edges_not_allowed("src/walk/fp.rs", text), Vec::<String>::new());
+        assert_eq!(edges_not_allowed("crates/unwind/src/walk/fp.rs", text), Vec::<String>::new());
     }
     assert_eq!(edges_not_allowed("src/recording/mod.rs", "use crate::sources::{Process, Target};").len(), 1);
     assert_eq!(edges_not_allowed("crates/profile/src/flamegraph/mod.rs", "use crate::cli::text;").len(), 1);
+    assert_eq!(edges_not_allowed("src/sampler/mod.rs", "use ::unwind::walk::Frames;").len(), 1);
+    assert_eq!(edges_not_allowed("src/sampler/mod.rs", "use profile::saved::Frame;").len(), 1);
     assert_eq!(edges_not_allowed("src/later.rs", "").len(), 1);
 }
 
@@ -561,7 +597,7 @@ fn a_wrong_edge_is_found_however_it_is_written() {
 fn wrong_places_and_missing_reasons_are_found() {
     let sound = "#![allow(unsafe_code)]\nfn f() {\n    // SAFETY: it is.\n    // Twice.\n    let x =\n        unsafe { g() };\n}\n";
     assert_eq!(unsafe_without_reason("src/sources/linux/sys.rs", sound), Vec::<String>::new());
-    assert_eq!(unsafe_without_reason("src/walk/fp.rs", sound).len(), 1);
+    assert_eq!(unsafe_without_reason("crates/unwind/src/walk/fp.rs", sound).len(), 1);
     for text in [
         "#![allow(unsafe_code)]\nfn f() {\n    unsafe { g() };\n}\n",
         "#![allow(unsafe_code)]\n// SAFETY: of another.\nlet a = 1;\nunsafe { g() };\n",
@@ -591,4 +627,7 @@ fn names_of_files_that_are_gone_are_found() {
     assert_eq!(complaints("see (src/a.md)"), [""; 0], "from the folder of the document");
     assert_eq!(complaints("one\n`src/walk/gone.rs`."), ["docs/a.md:2: there is no src/walk/gone.rs"]);
     assert_eq!(complaints("--test golden"), ["docs/a.md:1: there is no test program golden"]);
+    let paths = ["src/cli/mod.rs".to_owned()];
+    assert_eq!(ends_of_no_path("`cli/mod.rs` `cli/` `a b.rs`", paths.iter()), Vec::<String>::new());
+    assert_eq!(ends_of_no_path("`cli/gone.rs` `i/`", paths.iter()).len(), 2);
 }

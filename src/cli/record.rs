@@ -23,7 +23,7 @@ use super::stats::{CommandState, Memory, RunFigures};
 use super::{demo, flags, open, summary, system, text};
 use crate::binary::Files;
 use crate::clock::{Clock, FakeClock, RealClock};
-use crate::conversion::{self, Circumstances};
+use crate::conversion::{self, ConversionOptions};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::flamegraph::Caption;
 use crate::heap::HeapValues;
@@ -75,9 +75,9 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     system::restrict(Role::Writing);
     // What `--kill-after` ended is not the whole run of the command.
     let is_whole = launched && command == CommandState::Ended;
-    let circumstances = circumstances(request, is_whole, &recording, &outputs);
+    let conversion_options = conversion_options(request, is_whole, &recording, &outputs);
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
-    let mut saved = profile(&recording, &names, circumstances, heap.as_ref())?;
+    let mut saved = profile(&recording, &names, conversion_options, heap.as_ref())?;
     if let Some(cut) = saved.cut_names().filter(|_| request.verbosity != Verbosity::Quiet) {
         messages::note(&cut);
     }
@@ -183,14 +183,14 @@ fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'
 fn profile(
     recording: &Recording,
     names: &symbol::Names,
-    circumstances: Circumstances,
+    conversion_options: ConversionOptions,
     heap: Option<&(&Heap, HeapValues)>,
 ) -> Result<SavedProfile> {
     let saved = match heap {
         Some((heap, values)) => {
-            conversion::saved_heap_profile(recording, names, circumstances, values, heap.shown)
+            conversion::saved_heap_profile(recording, names, conversion_options, values, heap.shown)
         }
-        None => conversion::saved_profile(recording, names, circumstances),
+        None => conversion::saved_profile(recording, names, conversion_options),
     };
     let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     if let Some((heap, _)) = heap {
@@ -303,16 +303,16 @@ fn hottest(saved: &SavedProfile) -> Result<Option<String>> {
 }
 
 /// Metadata of the recording outside of its profile.
-fn circumstances(
+fn conversion_options(
     request: &RecordOptions,
     launched: bool,
     recording: &Recording,
     outputs: &[Output],
-) -> Circumstances {
+) -> ConversionOptions {
     let keeps_times = |output: &Output| {
         output.format.keeps_times() || (request.output.pprof_timestamps && output.format == Format::Pprof)
     };
-    Circumstances {
+    ConversionOptions {
         time_unix_ns: recording.stats.begun_unix_ns,
         launched,
         idle: request.sampling.idle || request.sampling.off_cpu,

@@ -264,7 +264,7 @@ impl Key for Frame {
     }
 
     #[inline]
-    fn of((place, number): FrameWords) -> Frame {
+    fn from_words((place, number): FrameWords) -> Frame {
         match place {
             ROOT => Frame::Root(Root::of(number)),
             space => Frame::Code { space: space as u32, address: LookupAvma(number) },
@@ -414,7 +414,7 @@ mod frame_tests {
         let code =
             [(0, 0), (u32::MAX, u64::MAX)].map(|(space, at)| Frame::word((roots[0], space), LookupAvma(at)));
         for frame in roots.into_iter().map(Frame::Root).chain(code) {
-            assert_eq!(Frame::of(frame.words()), frame);
+            assert_eq!(Frame::from_words(frame.words()), frame);
         }
     }
 }

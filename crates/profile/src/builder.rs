@@ -4,8 +4,8 @@
 //!
 //! Input: texts, mappings, functions, frames, roots and stacks, each after the items it refers to.
 //! Output: [`SavedProfile`]. Everything has a named limit, and [`Full`] says which was reached; items
-//! added before that stay. Passing an index that was never returned is a bug of the caller; the
-//! table it belongs to refuses it.
+//! added before that stay. An index that the builder never returned is a bug of the caller, which debug
+//! builds panic on; else its stack is in the total and shown by no view.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -143,7 +143,8 @@ impl SavedBuilder {
         numbered(&mut self.roots, &mut self.saved.roots, root, limit)
     }
 
-    /// Returns the number of a set of labels, in any order; `None` if there are too many sets.
+    /// Returns the number of a set of labels, which it sorts and frees of duplicates; `None` if there are too many sets:
+    /// readers then keep the stack without them, and say so.
     pub fn labels(&mut self, labels: &mut Vec<Label>) -> Option<LabelsId> {
         labels.sort_unstable();
         labels.dedup();
@@ -219,11 +220,13 @@ impl SavedBuilder {
         Ok(frame)
     }
 
-    /// Adds the count of a stack: its root and its frames, outermost first.
+    /// Adds to the count of a stack, given by its root and its frames, outermost first. Returns its node.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
     pub fn add(&mut self, root: u32, frames: &[u32], count: u64) -> Result<NodeId, Full> {
+        debug_assert!((root as usize) < self.saved.roots.len(), "root {root} is not of this builder");
+        debug_assert!(frames.iter().all(|frame| (*frame as usize) < self.saved.frames.len()));
         self.check_total(count)?;
         self.leaf_first.clear();
         self.leaf_first.extend(frames.iter().rev().map(|frame| u64::from(*frame)));

@@ -1,11 +1,11 @@
-//! Saved profiles: self-contained, with names instead of images.
+//! Profiles that need neither the process nor its files.
 //!
 #![doc = include_str!("../README.md")]
 //!
 //! ```text
 //! trie        one node per (parent, frame), counts
 //! heap        sampled allocations -> bytes in use by stack, their sampling error
-//! saved       the profile; built by builder, narrowed by filter, joined by merge
+//! saved       the profile: about it, its texts, its timeline; built by builder, narrowed by filter
 //! formats     files <-> profiles
 //! views       profiles -> functions, trees, threads, leaks
 //! flamegraph  the picture; html: the page

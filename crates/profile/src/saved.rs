@@ -3,9 +3,9 @@
 //! `SavedProfile` is it; `StackFrame` a frame of a stack, `Label` a label of a sample, `StackValues` the several
 //! values of a heap profile, `Full` the error of a full table.
 //!
-//! Every format is read into this and written from it; `render`, `diff` and `gate` see nothing else. Built
-//! by [`SavedBuilder`](super::SavedBuilder). Its stacks are in a trie of indexes into its tables, and the
-//! count is samples. Names, files and paths are interned, so memory grows with distinct stacks and names,
+//! Every format is read into this and written from it; views, `diff` and `gate` see nothing else. Built
+//! by [`SavedBuilder`](super::SavedBuilder). Its stacks are in a trie of indexes into its tables; `about.unit` is the
+//! unit of their counts. Names, files and paths are interned, so memory grows with distinct stacks and names,
 //! not with the size of a file.
 
 use std::borrow::Cow;
@@ -24,6 +24,8 @@ use crate::trie::{self, FrameId, FrameWords, Key, NodeId, StackKey, Trie};
 
 /// Placeholder for a frame without address and name.
 pub const UNKNOWN: &str = "[unknown]";
+/// A stack that could not be walked to its thread's root starts with this frame.
+pub const INCOMPLETE: &str = "[incomplete]";
 
 /// A part of a file that was mapped as code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -272,7 +274,7 @@ impl SavedProfile {
     pub(super) fn for_each_leaf(&self, mut visit: impl FnMut(NodeId, u32, &[u32], u64)) {
         let mut frames = Vec::new();
         self.trie.for_each_leaf(|node, path, count| {
-            if let Some(root) = self.split(path, &mut frames) {
+            if let Some(root) = self.split_root(path, &mut frames) {
                 visit(node, root, &frames, count);
             }
         });
@@ -294,7 +296,7 @@ impl SavedProfile {
     }
 
     /// Returns the root of a path of the trie and stores its other frames in `frames`.
-    fn split(&self, path: &[FrameId], frames: &mut Vec<u32>) -> Option<u32> {
+    fn split_root(&self, path: &[FrameId], frames: &mut Vec<u32>) -> Option<u32> {
         let (root, code) = path.split_first()?;
         let StackFrame::Root(root) = self.trie.frame(*root)? else { return None };
         frames.clear();
@@ -380,7 +382,7 @@ impl Key for StackFrame {
     }
 
     #[inline]
-    fn of((kind, index): FrameWords) -> StackFrame {
+    fn from_words((kind, index): FrameWords) -> StackFrame {
         if kind == 0 { StackFrame::Root(index as u32) } else { StackFrame::Frame(index as u32) }
     }
 }
@@ -415,7 +417,7 @@ pub const LABEL_SETS_MAX: usize = 1 << 16;
 /// Most labels of all sets together.
 pub const LABELS_MAX: usize = 1 << 20;
 
-/// A set of labels: its index in the profile's table.
+/// A set of labels: one more than its index in the profile's table; 0 has no labels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LabelsId(pub u32);
 
@@ -561,9 +563,6 @@ impl fmt::Display for Full {
 }
 
 impl std::error::Error for Full {}
-/// A stack that could not be walked to its thread's root starts with this frame.
-pub const INCOMPLETE: &str = "[incomplete]";
-
 /// Names of processes in a table.
 #[derive(Default)]
 pub(crate) struct RootNames {

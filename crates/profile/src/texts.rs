@@ -38,7 +38,7 @@ impl Key for TextId {
         (0, self.0.into())
     }
 
-    fn of((_, number): FrameWords) -> TextId {
+    fn from_words((_, number): FrameWords) -> TextId {
         TextId(number as u32)
     }
 }

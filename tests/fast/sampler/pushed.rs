@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use stackprof::addr::Avma;
 use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
-use stackprof::conversion::{self, Circumstances};
+use stackprof::conversion::{self, ConversionOptions};
 use stackprof::live::Live;
 use stackprof::profile::formats::folded;
 use stackprof::profile::{ByName, SavedProfile};
@@ -270,7 +270,7 @@ impl PushedSource for Pushed {
 fn saved(profile: &Recording) -> SavedProfile {
     let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
     let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
-    conversion::saved_profile(profile, &names, Circumstances::default()).unwrap()
+    conversion::saved_profile(profile, &names, ConversionOptions::default()).unwrap()
 }
 
 fn folded_text(profile: &Recording) -> String {

@@ -3,13 +3,13 @@
 
 use super::recording::check_times;
 use super::*;
-use stackprof::conversion::{self, Circumstances};
+use stackprof::conversion::{self, ConversionOptions};
 use stackprof::profile::formats::{detect, firefox};
 use stackprof::profile::timeline::EventKind;
 use stackprof::profile::{SavedProfile, TimedSample};
 
 fn saved(recorded: &Recorded) -> SavedProfile {
-    conversion::saved_profile(&recorded.profile, &recorded.names, Circumstances::default()).expect("fits")
+    conversion::saved_profile(&recorded.profile, &recorded.names, ConversionOptions::default()).expect("fits")
 }
 
 /// Writes to the format with times, and reads it back.

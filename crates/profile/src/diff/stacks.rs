@@ -114,7 +114,7 @@ impl Key for PathElement {
         (kind, self.name().0.into())
     }
 
-    fn of((kind, name): FrameWords) -> PathElement {
+    fn from_words((kind, name): FrameWords) -> PathElement {
         let name = TextId(name as u32);
         match kind {
             0 => PathElement::Process(name),

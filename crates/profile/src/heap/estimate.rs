@@ -9,8 +9,8 @@
 /// with this quantile, intervals of sums of many weights just about reach 95 % (`intervals_hold_for_few_samples`).
 const Z: f64 = 2.17;
 
-/// The smallest block that a program plausibly allocates, a pointer: of blocks of this size or larger, any number may
-/// have no sample.
+/// The smallest allocation that a program plausibly makes, a pointer: allocations at least this large may exist without
+/// any sample.
 const PLAUSIBLE_BYTES_MIN: u64 = 8;
 
 /// Bytes or allocations, estimated from samples.
@@ -21,24 +21,23 @@ pub struct Estimate {
     /// Its variance.
     pub variance: f64,
     /// Largest weight that one more sample could have.
-    unseen: f64,
+    one_more: f64,
     /// The sampled allocations themselves: the true value is not lower.
     sampled: f64,
     /// Weight of lost samples, which is not in `value`, and its variance.
     lost: f64,
     lost_variance: f64,
     /// Weight that lost frees may have ended, which is in `value`.
-    dead: f64,
+    lost_frees: f64,
 }
 
 impl Estimate {
-    pub(super) fn new(value: f64, variance: f64, unseen: f64, sampled: f64) -> Estimate {
+    pub(super) fn new(value: f64, variance: f64, one_more: f64, sampled: f64) -> Estimate {
         // After subtractions, sums may end slightly below 0.
-        Estimate { value, variance: variance.max(0.0), unseen, sampled, ..Estimate::default() }
+        Estimate { value, variance: variance.max(0.0), one_more, sampled, ..Estimate::default() }
     }
 
-    /// Widens the interval by samples that were lost: of this weight and variance, of which any part may belong to the
-    /// value.
+    /// Widens the interval by lost samples of this weight and variance: any part of it may belong to the value.
     pub(super) fn lose_samples(&mut self, weight: f64, variance: f64) {
         self.lost += weight;
         self.lost_variance += variance;
@@ -46,17 +45,17 @@ impl Estimate {
 
     /// Widens the interval by lost frees, which may have ended blocks of this weight.
     pub(super) fn lose_frees(&mut self, weight: f64) {
-        self.dead += weight;
+        self.lost_frees += weight;
     }
 
     /// Adds an independently sampled estimate.
     pub fn add(&mut self, other: Estimate) {
         self.value += other.value;
         self.variance += other.variance;
-        self.unseen = self.unseen.max(other.unseen);
+        self.one_more = self.one_more.max(other.one_more);
         self.sampled += other.sampled;
         self.lose_samples(other.lost, other.lost_variance);
-        self.lose_frees(other.dead);
+        self.lose_frees(other.lost_frees);
     }
 
     /// Standard error.
@@ -70,10 +69,10 @@ impl Estimate {
     /// Feuer, 1997, equation 4).
     #[must_use]
     pub fn interval(&self) -> (f64, f64) {
-        let Estimate { value, variance, unseen, sampled, lost, lost_variance, dead } = *self;
+        let Estimate { value, variance, one_more, sampled, lost, lost_variance, lost_frees } = *self;
         let low = if variance > 0.0 && value > 0.0 { gamma_quantile(value, variance, -Z) } else { value };
-        let low = low.max(sampled.min(value)) - dead;
-        let (value, variance) = (value + unseen + lost, variance + unseen * unseen + lost_variance);
+        let low = low.max(sampled.min(value)) - lost_frees;
+        let (value, variance) = (value + one_more + lost, variance + one_more * one_more + lost_variance);
         let high = if variance > 0.0 { gamma_quantile(value, variance, Z) } else { value };
         (low.max(0.0), high)
     }
@@ -215,7 +214,7 @@ impl SamplingRate {
 
     /// Weight in bytes of `count` sampled allocations with `bytes` bytes in all.
     #[must_use]
-    pub fn weigh(self, count: u64, bytes: u64) -> u64 {
+    pub fn estimated_bytes(self, count: u64, bytes: u64) -> u64 {
         let Some(each) = bytes.checked_div(count) else { return 0 };
         (bytes as f64 / self.probability(each)) as u64
     }

@@ -63,7 +63,7 @@ impl History {
             while self.changes > self.changes_max / 2 && self.step_of(self.now_ns) >= STEPS_MIN {
                 self.join_steps();
             }
-            // Each node has at least one.
+            // Every node keeps a change, so more nodes raise the limit.
             self.changes_max = self.changes_max.max(self.changes * 2);
         }
     }
@@ -96,6 +96,7 @@ impl History {
             begun_ns.saturating_add((step + 1).saturating_mul(self.step_ns)).min(self.now_ns.max(begun_ns))
         };
         let mut times_ns: Vec<u64> = (0..=self.step_of(self.now_ns)).map(end_of).collect();
+        // The peak is a time of its own.
         times_ns.insert(peak as usize, peak_ns);
         let mut changes = Vec::new();
         for (node, steps) in (0..).map(NodeId).zip(&self.nodes) {
@@ -132,10 +133,10 @@ fn push(changes: &mut Vec<(u32, u64)>, step: u32, bytes: u64) -> bool {
     }
 }
 
-/// Bytes in use over time.
+/// Bytes in use over time, by node of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveHistory {
-    /// Sample times, ascending, nanoseconds of the recording's clock.
+    /// Times, ascending, nanoseconds of the recording's clock.
     pub times_ns: Vec<u64>,
     /// Index of the time with the most bytes in use.
     pub peak: u32,
@@ -154,12 +155,13 @@ pub struct LiveChange {
     pub by_bytes: i64,
 }
 
-/// Bytes in use at a list of times.
+/// Bytes in use at a list of times, by node of a saved profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InuseHistory {
     times_ns: Vec<u64>,
     peak: u32,
     changes: Vec<LiveChange>,
+    /// Callers that the page's chart draws as areas of their own.
     areas: Vec<String>,
     area_of: HashMap<NodeId, usize>,
 }

@@ -45,7 +45,7 @@ impl ValueKind {
         ValueKind::ChurnSpace,
     ];
 
-    /// The name in profiles and of `--type`.
+    /// The name in profiles.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,8 +1,9 @@
 //! The live set of sampled allocations, and the values of each trie node: allocated, in use, in use at the peak,
-//! churned.
+//! freed within a millisecond (churn). Live blocks are those of running processes; in use are these and the blocks that
+//! ended processes left.
 //!
 //! The peak is kept without copies: a node that changes for the first time since the last peak first saves its value at
-//! that peak, so that at the end every node has it.
+//! that peak; the value of a node that has not changed since is the live one.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -47,8 +48,8 @@ struct LiveBlock {
 struct RecentFree {
     process: u32,
     /// Address of the block (Avma).
-    block: u64,
-    live: LiveBlock,
+    address: u64,
+    freed: LiveBlock,
     is_churn: bool,
 }
 
@@ -125,11 +126,11 @@ pub struct HeapModel {
     peak_number: u64,
     peak_at_ns: u64,
     history: History,
-    /// Nodes of processes that exited since the last change of the history, when, and the bytes then in use: at the end
-    /// of a recording, their blocks are in use.
-    ended: Vec<(u64, NodeId, u64)>,
+    /// Changes by ends of processes (when, node, its bytes left), written to the history with the next change: not
+    /// after the last one, as at the end of a recording these blocks are in use.
+    ended_unrecorded: Vec<(u64, NodeId, u64)>,
     counters: Counters,
-    /// Younger blocks are not in use at the end of their process, nanoseconds.
+    /// Blocks younger than this at the end of their process do not count as in use, nanoseconds.
     age_min_ns: u64,
 }
 
@@ -153,7 +154,7 @@ impl HeapModel {
             peak_number: 0,
             peak_at_ns: 0,
             history: History::default(),
-            ended: Vec::new(),
+            ended_unrecorded: Vec::new(),
             age_min_ns: 0,
             counters: Counters::default(),
         }
@@ -166,14 +167,14 @@ impl HeapModel {
     }
 
     /// Adds a sampled allocation of a process. `node`: its stack.
-    pub fn allocate(&mut self, process: u32, block: u64, bytes: u64, at_ns: u64, node: Option<NodeId>) {
-        if let Some(before) = self.take_block(process, block) {
+    pub fn allocate(&mut self, process: u32, address: u64, bytes: u64, at_ns: u64, node: Option<NodeId>) {
+        if let Some(before) = self.take_block(process, address) {
             self.counters.frees_missing += 1;
             self.remove_from_live(before, None);
             self.record_history(before.node, at_ns);
         }
         self.add_allocated(bytes, node);
-        self.insert_live(process, block, LiveBlock { node, bytes, rest_bytes: bytes, at_ns });
+        self.insert_live(process, address, LiveBlock { node, bytes, rest_bytes: bytes, at_ns });
         self.record_history(node, at_ns);
     }
 
@@ -185,35 +186,35 @@ impl HeapModel {
 
     /// Frees a sampled allocation of a process. `may_be_inherited`: the process was forked, and has copies of its
     /// parent's blocks.
-    pub fn free(&mut self, process: u32, block: u64, at_ns: u64, may_be_inherited: bool) {
-        let Some(live) = self.take_block(process, block) else {
+    pub fn free(&mut self, process: u32, address: u64, at_ns: u64, may_be_inherited: bool) {
+        let Some(live) = self.take_block(process, address) else {
             let counters = &mut self.counters;
             *(if may_be_inherited { &mut counters.frees_inherited } else { &mut counters.frees_unknown }) +=
                 1;
             return;
         };
-        self.end_life(process, block, live, at_ns);
+        self.end_life(process, address, live, at_ns);
     }
 
     /// Frees a part of a sampled allocation of a process, or all of it if that is not more than `by_bytes`; nothing if it
     /// was freed before: threads that unmap the last parts of a mapping at once report its end each.
-    pub fn shrink(&mut self, process: u32, block: u64, by_bytes: u64, at_ns: u64) {
-        let Some(live) = self.take_block(process, block) else { return };
+    pub fn shrink(&mut self, process: u32, address: u64, by_bytes: u64, at_ns: u64) {
+        let Some(live) = self.take_block(process, address) else { return };
         let rest_bytes = live.rest_bytes.saturating_sub(by_bytes);
         if rest_bytes == 0 {
-            return self.end_life(process, block, live, at_ns);
+            return self.end_life(process, address, live, at_ns);
         }
         self.remove_from_live(live, None);
-        self.insert_live(process, block, LiveBlock { rest_bytes, ..live });
+        self.insert_live(process, address, LiveBlock { rest_bytes, ..live });
         self.record_history(live.node, at_ns);
     }
 
     /// Undoes the last free of this address.
-    pub fn restore(&mut self, process: u32, block: u64) {
-        let is_it = |free: &RecentFree| (free.process, free.block) == (process, block);
+    pub fn restore(&mut self, process: u32, address: u64) {
+        let is_it = |free: &RecentFree| (free.process, free.address) == (process, address);
         let Some(index) = self.freed.iter().rposition(is_it) else { return };
-        let Some(RecentFree { live, is_churn, .. }) = self.freed.remove(index) else { return };
-        if let Some(before) = self.take_block(process, block) {
+        let Some(RecentFree { freed: live, is_churn, .. }) = self.freed.remove(index) else { return };
+        if let Some(before) = self.take_block(process, address) {
             // The block cannot belong to anyone else.
             self.counters.frees_missing += 1;
             self.remove_from_live(before, None);
@@ -224,7 +225,7 @@ impl HeapModel {
             let weight = self.weight(&live);
             self.sums(node).churn.subtract(weight);
         }
-        self.insert_live(process, block, live);
+        self.insert_live(process, address, live);
         self.record_history(live.node, live.at_ns);
     }
 
@@ -246,7 +247,7 @@ impl HeapModel {
         }
         nodes.sort_unstable();
         nodes.dedup();
-        self.ended
+        self.ended_unrecorded
             .extend(nodes.into_iter().map(|node| (at_ns, node, self.nodes[node.0 as usize].live.bytes)));
     }
 
@@ -322,8 +323,8 @@ impl HeapModel {
     }
 
     /// Adds a block to the live set.
-    fn insert_live(&mut self, process: u32, block: u64, live: LiveBlock) {
-        self.live.entry(process).or_default().insert(block, live);
+    fn insert_live(&mut self, process: u32, address: u64, live: LiveBlock) {
+        self.live.entry(process).or_default().insert(address, live);
         let LiveBlock { node: Some(node), at_ns, .. } = live else { return };
         let weight = self.weight(&live);
         self.sums(node).live.add(weight);
@@ -336,19 +337,19 @@ impl HeapModel {
     }
 
     /// Handles the free of a block that was taken out of the table.
-    fn end_life(&mut self, process: u32, block: u64, live: LiveBlock, at_ns: u64) {
+    fn end_life(&mut self, process: u32, address: u64, live: LiveBlock, at_ns: u64) {
         self.counters.frees += 1;
         let is_churn = self.remove_from_live(live, Some(at_ns));
         self.record_history(live.node, at_ns);
         if self.freed.len() == FREES_KEPT {
             self.freed.pop_front();
         }
-        self.freed.push_back(RecentFree { process, block, live, is_churn });
+        self.freed.push_back(RecentFree { process, address, freed: live, is_churn });
     }
 
     /// Records a node's bytes in use in the history.
     fn record_history(&mut self, node: Option<NodeId>, at_ns: u64) {
-        for (at_ns, node, bytes) in self.ended.drain(..) {
+        for (at_ns, node, bytes) in self.ended_unrecorded.drain(..) {
             self.history.record(node, at_ns, bytes);
         }
         if let Some(node) = node {
@@ -362,8 +363,8 @@ impl HeapModel {
         self.rate.weight_of_rest(live.bytes, live.rest_bytes)
     }
 
-    fn take_block(&mut self, process: u32, block: u64) -> Option<LiveBlock> {
-        self.live.get_mut(&process)?.remove(&block)
+    fn take_block(&mut self, process: u32, address: u64) -> Option<LiveBlock> {
+        self.live.get_mut(&process)?.remove(&address)
     }
 
     /// Removes an allocation from the live set; `freed_ns`: when it was freed, if known. Returns whether it was churn.
@@ -448,7 +449,7 @@ impl HeapValues {
     pub fn add_losses(&mut self, allocations: &[(u64, u64)], frees: u64) {
         for (count, bytes) in allocations.iter().filter(|(count, _)| *count > 0) {
             let (count, weight) = (*count as f64, self.rate.weight(bytes / count));
-            // Blocks of the mean size are fewer than those of sizes that differ so much (Kantorovich's inequality).
+            // Blocks of sizes within a factor of two weigh at most 9/8 of as many of their mean size (Kantorovich's inequality).
             let objects = 9.0 / 8.0 * count * weight.object_fractions as f64 / OBJECT_FRACTIONS;
             for (bytes, blocks) in [&mut self.inuse, &mut self.allocated] {
                 bytes.lose_samples(count * weight.bytes as f64, count * weight.bytes_variance);

@@ -7,6 +7,9 @@
 //! without a walk; a new one costs only the part that it does not share with the previous new stack. Input:
 //! frames, root first or leaf first, and weights. Output: stacks in an order that depends only on the stacks. No
 //! strings, no OS, no clock, no randomness.
+//!
+//! A leaf is the end of a stack; it may have children. Three ways in: [`Trie::insert`] for a whole stack, found by its hash;
+//! [`Trie::insert_path`]; [`Trie::descend`] and [`Trie::add`] for readers that build common prefixes once.
 
 mod tables;
 #[cfg(test)]
@@ -32,7 +35,7 @@ pub trait Key: Copy + Ord {
     fn words(self) -> FrameWords;
 
     /// The frame with these words.
-    fn of(words: FrameWords) -> Self;
+    fn from_words(words: FrameWords) -> Self;
 }
 
 /// A key for stacks that are inserted whole: a head, then a word for each frame below it.
@@ -155,7 +158,7 @@ impl<K: Key> Trie<K> {
     /// A frame by its number; `None` if it is out of range.
     #[must_use]
     pub fn frame(&self, frame: FrameId) -> Option<K> {
-        self.frames.as_slice().get(frame.0 as usize).copied().map(K::of)
+        self.frames.as_slice().get(frame.0 as usize).copied().map(K::from_words)
     }
 
     /// A node's frame key; `None` for the top.
@@ -172,7 +175,7 @@ impl<K: Key> Trie<K> {
 
     /// The distinct frames in [`FrameId`] order.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = K> {
-        self.frames.as_slice().iter().copied().map(K::of)
+        self.frames.as_slice().iter().copied().map(K::from_words)
     }
 
     /// Number of nodes, including the top; their ids are below it.
@@ -271,8 +274,8 @@ impl<K: Key> Trie<K> {
         for_each_stack::<K>(self.frames.as_slice(), &self.nodes, |node| self.count(NodeId(node)), visit);
     }
 
-    /// Replaces every weight: callers before callees, siblings in the order of their sort keys; stacks with equal
-    /// keys are adjacent.
+    /// Replaces each weight by `value(weight)`. `value` may carry a remainder from stack to stack, so the order is fixed:
+    /// callers before callees, siblings by their sort keys, stacks with equal keys adjacent.
     pub fn recount<P: Ord>(&mut self, sort_key: impl Fn(K) -> P, mut value: impl FnMut(u64) -> u64) {
         let mut recounted = Vec::with_capacity(self.distinct_stacks);
         by_sort_key(self.frames.as_slice(), &self.nodes, sort_key, |node| match self.count(node) {
@@ -400,7 +403,7 @@ impl<K: StackKey> Trie<K> {
         last.leaf_first.extend(leaf_first.iter().map(|&word| word.into()));
         self.last_new = last;
         if let Some(leaf) = self.leaf(leaf.0) {
-            self.leaves.name(leaf, print);
+            self.leaves.set_fingerprint(leaf, print);
         }
         Ok(leaf)
     }
@@ -523,7 +526,7 @@ pub enum Full {
 }
 
 impl Full {
-    /// Text for the summary's list of losses.
+    /// The cause, for a list of losses.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -555,7 +558,7 @@ fn for_each_stack<K: Key>(
     count: impl Fn(u32) -> u64,
     mut visit: impl FnMut(NodeId, &[FrameId], u64),
 ) {
-    let rank = ranks_by(frames, K::of);
+    let rank = ranks_by(frames, K::from_words);
     // (parent, rank of the frame, node): after sorting, the children of a node are adjacent and in order.
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter().enumerate().skip(1) {
@@ -569,7 +572,7 @@ fn for_each_stack<K: Key>(
         visit(NodeId(0), &path, count(0));
     }
     // The unvisited children of each node of the path.
-    let mut open = vec![of(&children, 0)];
+    let mut open = vec![children_of(&children, 0)];
     while let Some(siblings) = open.last_mut() {
         let Some((&(_, _, id), later)) = siblings.split_first() else {
             open.pop();
@@ -583,7 +586,7 @@ fn for_each_stack<K: Key>(
         if weight > 0 {
             visit(NodeId(id), &path, weight);
         }
-        open.push(of(&children, id));
+        open.push(children_of(&children, id));
     }
 }
 
@@ -595,7 +598,7 @@ fn by_sort_key<K: Key, P: Ord>(
     sort_key: impl Fn(K) -> P,
     mut visit: impl FnMut(NodeId),
 ) {
-    let rank = ranks_by(frames, |words| sort_key(K::of(words)));
+    let rank = ranks_by(frames, |words| sort_key(K::from_words(words)));
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter().enumerate().skip(1) {
         children.push((node.parent, rank.get(node.frame as usize).copied().unwrap_or(u32::MAX), id as u32));
@@ -613,7 +616,9 @@ fn by_sort_key<K: Key, P: Ord>(
         let first = open.len();
         for node in &same {
             visit(NodeId(*node));
-            open.extend(of(&children, *node).iter().map(|&(_, rank, child)| (depth + 1, rank, child)));
+            open.extend(
+                children_of(&children, *node).iter().map(|&(_, rank, child)| (depth + 1, rank, child)),
+            );
         }
         if let Some(below) = open.get_mut(first..) {
             below.sort_unstable_by(|a, b| b.cmp(a));
@@ -637,7 +642,7 @@ fn ranks_by<P: Ord>(frames: &[FrameWords], sort_key: impl Fn(FrameWords) -> P) -
 }
 
 /// The children of one node, in order.
-fn of(children: &[(u32, u32, u32)], parent: u32) -> &[(u32, u32, u32)] {
+fn children_of(children: &[(u32, u32, u32)], parent: u32) -> &[(u32, u32, u32)] {
     let from = children.partition_point(|child| child.0 < parent);
     let rest = children.get(from..).unwrap_or_default();
     let len = rest.iter().take_while(|child| child.0 == parent).count();

@@ -237,7 +237,7 @@ impl LeafTable {
     }
 
     /// Adds a leaf to the index by the fingerprint of its whole stack.
-    pub(super) fn name(&mut self, id: u32, print: Fingerprint) {
+    pub(super) fn set_fingerprint(&mut self, id: u32, print: Fingerprint) {
         let Some(leaf) = self.leaves.get_mut(id as usize) else { return };
         leaf.hash = print.hash;
         leaf.check = print.check;

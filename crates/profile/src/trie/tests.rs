@@ -34,7 +34,7 @@ impl Key for Frame {
         }
     }
 
-    fn of((place, address): FrameWords) -> Frame {
+    fn from_words((place, address): FrameWords) -> Frame {
         match place {
             0 => Frame::Root(address as u32),
             _ => code(place as u32, address),

@@ -1,7 +1,7 @@
 //! Files with a target's debug information, by paths in the target's view.
 //!
-//! [`Files`] is the trait that `symbol` uses; each backend implements it: Linux opens files in the target's mount
-//! namespace. All open through `sources::target_file`.
+//! [`Files`] is the trait by which names and debug files are found; who can reach the target implements it: stackprof's
+//! Linux backend opens files in the target's mount namespace.
 
 use std::fs::OpenOptions;
 use std::io::Read;

@@ -3,8 +3,8 @@
 //!
 //! A mapped file can be rewritten in place: by `cp` onto a program that has just ended, or by a target that
 //! truncates its own library. If it has become shorter, reading raises SIGBUS, which `on_bus_error` handles; if
-//! not, the bytes belong to another file, which `unchanged` detects. For reasons and costs see
-//! docs/decisions/rewritten-files.md.
+//! not, the bytes belong to another file, which `unchanged` detects. The handler of SIGBUS is installed for the process with
+//! the first mapping; faults elsewhere go to the handler that was there before.
 #![allow(unsafe_code)]
 
 #[cfg(unix)]

@@ -50,7 +50,7 @@ pub struct FilePlace {
 ///   others. [`Code::commit_dependencies`] ends the look-up: its result may be cached if no bytes were missing.
 /// - [`Code::may_follow`] refuses look-ups in JIT code after the walk has spent its budget.
 ///
-/// `code` does not return an error itself: see `docs/decisions/jit-code.md`.
+/// `code` does not return an error itself: most look-ups never miss bytes, and the others are repeated as a whole.
 pub trait Code {
     /// Whether an address is known to be in executable memory. Other words cannot be return addresses.
     fn is_code(&self, at: Avma) -> bool;

@@ -31,7 +31,7 @@ pub enum UnwindMethod {
 }
 
 impl UnwindMethod {
-    /// Every method, with its name on the command line.
+    /// Every method, with its name.
     pub const ALL: [(UnwindMethod, &'static str); 6] = [
         (UnwindMethod::Auto, "auto"),
         (UnwindMethod::FramePointer, "fp"),
@@ -140,9 +140,22 @@ impl Frames {
         self.methods.truncate(len);
     }
 
+    /// Number of frames.
+    #[must_use]
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.addresses.len()
+    }
+
+    /// Whether nothing was walked.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.addresses.is_empty()
+    }
+
+    /// The frames, leaf first, each with the method that found it.
+    pub fn iter(&self) -> impl Iterator<Item = (LookupAvma, Method)> + '_ {
+        self.addresses.iter().copied().zip(self.methods.iter().copied())
     }
 }
 
@@ -285,7 +298,7 @@ pub enum StackEnd {
     NoUnwindInfo,
     /// JIT code without cached facts, after the budget for following it was spent.
     TooMuchJitCode,
-    /// The limit of `--max-depth` frames.
+    /// The limit of [`Input::max_depth`](super::Input::max_depth) frames.
     DepthLimit,
 }
 
@@ -296,7 +309,7 @@ impl StackEnd {
         matches!(self, StackEnd::Root | StackEnd::Fiber)
     }
 
-    /// Text for the summary: `14 deeper than copied`.
+    /// The reason as text that follows a number: `14 deeper than copied`.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {

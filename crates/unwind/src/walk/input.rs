@@ -22,7 +22,8 @@ pub struct Input<'a> {
     pub fp_always: bool,
     /// Limit on frames.
     pub max_depth: usize,
-    /// Address bits of a code pointer, or of a saved frame pointer (see `Process::address_mask`).
+    /// Address bits of a code pointer or of a saved frame pointer: `u64::MAX`, or without the bits of pointer
+    /// authentication on arm64.
     pub address_mask: u64,
     /// The target's code.
     pub code: &'a dyn Code,
@@ -69,7 +70,7 @@ pub struct OtherStack<'a> {
 // ---- Bounds of the copied stack: whether an address is on the same stack, above the copy, or on another stack; and
 // reads of known words. Input: addresses, [`Input`]; output: words, yes or no, and the reason why a step failed.
 
-/// The copy never exceeds this: the default stack limit of Linux and macOS main threads.
+/// Words farther above the base of the copy are not used: the default stack limit of Linux and macOS main threads.
 pub const STACK_BYTES_MAX: u64 = 8 << 20;
 
 /// The reason why a step failed.
@@ -210,10 +211,11 @@ impl Word for u32 {
     }
 }
 
-/// Bytes copied from a thread's stack, from its stack pointer upward.
+/// Bytes copied from a thread's stack. They begin below its stack pointer, by
+/// [`red_zone_bytes`](crate::arch::Arch::red_zone_bytes), where the ABI has a red zone: rows of leaf functions refer to it.
 #[derive(Clone, Copy, Debug)]
 pub struct StackBytes<'a> {
-    /// Address of the first byte (the stack pointer).
+    /// Address of the first byte: the stack pointer, or below it.
     pub base: Avma,
     /// The copied bytes.
     pub bytes: &'a [u8],

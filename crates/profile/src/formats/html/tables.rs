@@ -52,7 +52,7 @@ impl Key for PageFrame {
         (u64::from(self.function) << 32 | u64::from(self.line), self.address << 1 | u64::from(self.inlined))
     }
 
-    fn of((code, place): FrameWords) -> PageFrame {
+    fn from_words((code, place): FrameWords) -> PageFrame {
         let (function, line) = ((code >> 32) as u32, code as u32);
         PageFrame { function, line, address: place >> 1, inlined: place & 1 == 1 }
     }
