@@ -1,6 +1,6 @@
-//! Parses the command line into validated values: arguments in, [`Command`] or one usage error out.
-//! Two steps, as in ripgrep: `flags.rs` only splits, this file checks. No I/O except for `--pid
-//! NAME`, which the caller looks up.
+//! Parses the command line into requests: arguments in, [`Command`] or one usage error out. The options of a command,
+//! as clap parses them, are its request; rules refuse combinations. No I/O except for `--pid NAME`, which the caller
+//! looks up.
 
 pub mod compare;
 pub mod completions;
@@ -16,21 +16,17 @@ use std::path::Path;
 
 use clap_complete::Shell;
 
-use super::flags::{DemoFlags, RecordFlags, ScopeFlags};
 use super::outputs::Format;
 use crate::error::{Error, Result};
 
-use completions::Completions;
-use dump::DumpCommand;
-pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, Listing};
+pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, DumpOptions, Listing};
 pub use heap::Heap;
-use record::several;
 pub use record::{
-    DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, FindProcess, HZ_DEFAULT, HZ_MAX, LaunchOptions, OutputOptions,
-    ProcessArguments, RecordOptions, SamplingOptions, Source, Stub,
+    DEPTH_DEFAULT, DEPTH_MAX, FindProcess, GraphOptions, HZ_DEFAULT, HZ_MAX, LaunchOptions, OutputOptions,
+    ProcessArguments, RecordOptions, RecordingOptions, SamplingOptions, Source, Stub,
 };
-pub use values::{Destination, GraphOptions, Output, SymbolOptions, Verbosity};
-use values::{ParsedFlags, parse_flags, usage};
+pub use values::{Destination, Output, Pattern, Verbosity, Written};
+use values::{Stop, usage};
 
 /// Reserved names of commands that are not implemented.
 const RESERVED: [&str; 2] = ["annotate", "top"];
@@ -82,82 +78,49 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         words.pop();
         command
     });
-    let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
-    match first {
-        "help" => return help(&words[1..], find),
-        "record" => {
-            words.remove(0);
-        }
-        "heap" => return Ok(heap::parse(&words[1..], launch, find)?.into_command(Command::Record)),
-        "demo" => return demo(&words[1..], launch),
-        "dump" => {
-            let dump = dump::parse(&words[1..], launch, find)?;
-            return Ok(dump.into_command(|dump| match dump {
-                DumpCommand::Process(dump) => Command::Dump(dump),
-                DumpCommand::Addresses(addresses) => Command::Addresses(addresses),
-            }));
-        }
-        "render" => return Ok(render::parse(&words[1..], launch.as_deref())?.into_command(Command::Render)),
-        "open" => return Ok(open::parse(&words[1..], launch.as_deref())?.into_command(Command::Open)),
-        "diff" => return Ok(compare::parse_diff(&words[1..], launch.as_deref())?.into_command(Command::Diff)),
-        "gate" => return Ok(compare::parse_gate(&words[1..], launch.as_deref())?.into_command(Command::Gate)),
-        "completions" => {
-            let completions = completions::parse(&words[1..], launch.as_deref())?;
-            return Ok(completions.into_command(|completions| match completions {
-                Completions::Script(shell) => Command::Completions(shell),
-                Completions::Processes => Command::Processes,
-            }));
-        }
-        later if RESERVED.contains(&later) => return Err(not_yet(later)),
-        _ => {}
-    }
-    let flags: RecordFlags = match parse_flags("stackprof", &words)? {
-        ParsedFlags::Flags(flags) => flags,
-        ParsedFlags::Print(text) => return Ok(Command::Print(text)),
-    };
-    if !flags.stray.is_empty() {
-        return Err(stray_words(&flags.stray));
-    }
-    let source = several(&flags.source, flags.several, launch, find)?;
-    let launch = record::launch_options(&source, flags.launch)?;
-    Ok(Command::Record(record::recording(source, launch, &flags.scope, flags.recording)?))
-}
-
-impl<F> ParsedFlags<F> {
-    fn into_command(self, of: impl FnOnce(F) -> Command) -> Command {
-        match self {
-            ParsedFlags::Flags(flags) => of(flags),
-            ParsedFlags::Print(text) => Command::Print(text),
-        }
+    match command(words, launch, find) {
+        Ok(command) => Ok(command),
+        Err(Stop::Print(text)) => Ok(Command::Print(text)),
+        Err(Stop::Refuse(error)) => Err(error),
     }
 }
 
-fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
-    let topic = topic.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
-    match topic.as_str() {
-        "" | "record" | "help" => parse(["--help".into()], find),
-        "heap" | "demo" | "dump" | "render" | "open" | "diff" | "gate" | "completions" => {
-            parse([topic.into(), "--help".into()], find)
-        }
-        later if RESERVED.contains(&later) => Err(not_yet(later)),
-        other => Err(usage(format!("there is no command `{other}`; one of {}, help", COMMANDS.join(", ")))),
+/// Parses the command's own words, and those that it launches.
+fn command(
+    mut words: Vec<OsString>,
+    launch: Option<Vec<OsString>>,
+    find: FindProcess<'_>,
+) -> std::result::Result<Command, Stop> {
+    let first = words.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+    if first == "help" {
+        let topic = words.get(1).map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+        return match &*topic {
+            "" | "help" => command(vec!["--help".into()], launch, find),
+            known if COMMANDS.contains(&known) => command(vec![known.into(), "--help".into()], launch, find),
+            later if RESERVED.contains(&later) => Err(not_yet(later).into()),
+            other => {
+                let all = COMMANDS.join(", ");
+                Err(usage(format!("there is no command `{other}`; one of {all}, help")).into())
+            }
+        };
     }
-}
-
-fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
-    let flags: DemoFlags = match parse_flags("stackprof demo", words)? {
-        ParsedFlags::Flags(flags) => flags,
-        ParsedFlags::Print(text) => return Ok(Command::Print(text)),
-    };
-    if let Some(word) = flags.stray.first().or_else(|| launch.as_ref()?.first()) {
-        return Err(usage(format!(
-            "demo profiles its own workload; unexpected argument `{}`",
-            word.display()
-        )));
+    if RESERVED.contains(&&*first) {
+        return Err(not_yet(&first).into());
     }
-    let launch = LaunchOptions::default();
-    let recording = record::recording(Source::Demo, launch, &ScopeFlags::default(), flags.recording)?;
-    Ok(Command::Record(recording))
+    if COMMANDS.contains(&&*first) {
+        words.remove(0);
+    }
+    match &*first {
+        "heap" => heap::parse(&words, launch, find).map(Command::Record),
+        "demo" => record::parse_demo(&words, launch).map(Command::Record),
+        "dump" => dump::parse(&words, launch, find),
+        "render" => render::parse(&words, launch).map(Command::Render),
+        "open" => open::parse(&words, launch).map(Command::Open),
+        "diff" => compare::parse_diff(&words, launch).map(Command::Diff),
+        "gate" => compare::parse_gate(&words, launch).map(Command::Gate),
+        "completions" => completions::parse(&words, launch),
+        _ => record::parse(&words, launch, find, stray_words).map(Command::Record),
+    }
 }
 
 /// `stackprof ./prog` and `stackprof 4242`: the meaning is clear, but we do not guess.

@@ -1,10 +1,11 @@
 //! `stackprof diff`: reads two profiles and writes the changes.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::args::compare::{Diff, ReportFormat};
-use super::args::{Destination, Verbosity};
+use super::args::render::InputOptions;
+use super::args::{Destination, Verbosity, Written};
 use super::file::OutputFiles;
 use super::outputs::write_to;
 use super::{messages, saved_files, system};
@@ -15,7 +16,6 @@ use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{self, Compared};
 use crate::profile::SavedProfile;
-use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::html;
 use crate::sources::Role;
 
@@ -25,24 +25,22 @@ use crate::sources::Role;
 /// One line: an invalid profile, profiles that cannot be compared, an output that cannot be
 /// written.
 pub fn run(diff: &Diff) -> Result<()> {
-    let outputs = diff.outputs.iter().map(|output| &output.to);
+    let outputs = diff.output.iter().map(|output| &output.to);
     let files = OutputFiles::new();
-    saved_files::check_outputs(&files, [&diff.base, &diff.new], outputs)?;
+    saved_files::check_outputs(&files, &diff.input.profiles, outputs)?;
     system::restrict_to_symbolizing(&files);
-    let mut stacks = Stacks::new(diff.matching);
-    let strictness = saved_files::strictness(diff.strict);
-    let value_type = diff.value_type.as_deref();
-    let [base, new] = match &diff.parts {
-        Some(parts) => read_ranges(&diff.base, parts, strictness, value_type)?,
-        None => read_both(&diff.base, &diff.new, strictness, value_type)?,
+    let mut stacks = Stacks::new(diff.matching());
+    let [base, new] = match diff.parts() {
+        Some(parts) => read_ranges(&diff.input, parts)?,
+        None => read_both(&diff.input, diff.paths())?,
     };
     // Programs with different names are compared as one: only the call paths matter.
     let process = add(&mut stacks, &base, None)?;
     let process = add(&mut stacks, &new, process.as_deref())?;
-    let comparison = Comparison::of(&stacks, diff.measure)
+    let comparison = Comparison::of(&stacks, diff.measure())
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
     system::restrict(Role::Writing);
-    for output in &diff.outputs {
+    for output in &diff.output {
         let write_text =
             |text: String| write_to(&files, &output.to, &mut |out| out.write_all(text.as_bytes()));
         match output.format {
@@ -59,8 +57,8 @@ pub fn run(diff: &Diff) -> Result<()> {
             }
         }
     }
-    let on_stdout = diff.outputs.iter().any(|output| output.to == Destination::Stdout);
-    if diff.verbosity != Verbosity::Quiet && !on_stdout {
+    let on_stdout = diff.output.iter().any(|output| output.to == Destination::Stdout);
+    if diff.common.verbosity() != Verbosity::Quiet && !on_stdout {
         messages::result(&report::text(&comparison, diff.top))?;
     }
     Ok(())
@@ -68,14 +66,9 @@ pub fn run(diff: &Diff) -> Result<()> {
 
 /// Reads the two profiles, concurrently unless one may be typed on a terminal: the user would wait even if the other
 /// is unreadable.
-fn read_both(
-    base: &Path,
-    new: &Path,
-    strictness: Strictness,
-    value_type: Option<&str>,
-) -> Result<[(String, SavedProfile); 2]> {
+fn read_both(input: &InputOptions, [base, new]: [&Path; 2]) -> Result<[(String, SavedProfile); 2]> {
     let read = |path: &Path| {
-        let (name, saved) = saved_files::read(path, strictness, value_type)?;
+        let (name, saved) = saved_files::read_input(path, input)?;
         let saved = saved_files::compared(&name, saved)?;
         Ok::<_, Error>((name, saved))
     };
@@ -93,14 +86,13 @@ fn read_both(
 
 /// Reads one profile and extracts two time ranges from it.
 fn read_ranges(
-    path: &Path,
-    [base, new]: &[(Range<u64>, String); 2],
-    strictness: Strictness,
-    value_type: Option<&str>,
+    input: &InputOptions,
+    [base, new]: [&Written<Range<u64>>; 2],
 ) -> Result<[(String, SavedProfile); 2]> {
-    let (name, saved) = saved_files::read(path, strictness, value_type)?;
-    let select = |option: &str, (range, text): &(Range<u64>, String)| {
-        Ok::<_, Error>((format!("{name} {text}"), saved_files::extract(&saved, range, option, &name)?))
+    let path = input.profiles.first().map_or(Path::new(""), PathBuf::as_path);
+    let (name, saved) = saved_files::read_input(path, input)?;
+    let select = |option: &str, Written { value, text }: &Written<Range<u64>>| {
+        Ok::<_, Error>((format!("{name} {text}"), saved_files::extract(&saved, value, option, &name)?))
     };
     Ok([select("--base", base)?, select("--new", new)?])
 }
@@ -137,8 +129,8 @@ fn page(
     let matching = |of: &SavedProfile| html::Matching {
         name: &name,
         process: process.filter(|_| is_one(of) && saved.iter().all(|saved| is_one(saved))),
-        inlines: diff.matching.inlines,
-        waiting: diff.matching.waiting,
+        inlines: diff.matching().inlines,
+        waiting: diff.matching().waiting,
     };
     let compare = html::Compare {
         measure: match comparison.measure {
@@ -155,7 +147,7 @@ fn page(
         (comparison.new.source.as_str(), new, matching(new)),
     ];
     let title =
-        diff.graph.title.clone().unwrap_or(format!("{} → {}", comparison.base.source, comparison.new.source));
+        diff.title.clone().unwrap_or(format!("{} → {}", comparison.base.source, comparison.new.source));
     html::Page::compared(sides, &title, compare)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))
 }
@@ -178,7 +170,7 @@ fn picture(
     };
     let default = format!("{} → {}", comparison.base.source, comparison.new.source);
     let subtitle = format!("{}, by {}", headline(comparison), measure_words(comparison));
-    let title = diff.graph.title.clone().unwrap_or(default);
+    let title = diff.title.clone().unwrap_or(default);
     let graph = diff.graph.graph(title, subtitle, comparison.unit.clone());
     write_to(files, to, &mut |out| flamegraph::write_diff(&graph, compared, &nodes, out))
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::args::{Addresses, DUMP_DEPTH_MAX, Dump, Listing, Source, Verbosity};
 use super::file::OutputFiles;
-use super::{flags, messages, summary, system};
+use super::{messages, summary, system};
 use crate::addr::LookupAvma;
 use crate::binary::{Files, Mapping, files};
 use crate::clock::{Clock, FakeClock, RealClock};
@@ -53,10 +53,10 @@ pub fn run(dump: &Dump) -> Result<()> {
         match dump.what {
             Listing::Threads => threads(target, clock).map(DumpText::whole),
             Listing::Images => images(target, clock).map(DumpText::whole),
-            Listing::Symbols => symbols(target, clock, dump.symbol_options.style).map(DumpText::whole),
+            Listing::Symbols => symbols(target, clock, dump.options.symbols.style()).map(DumpText::whole),
             Listing::Stacks => {
                 let files = target.files();
-                let snapshot = sampler::snapshot(target, clock, dump.max_depth, dump.unwind)?;
+                let snapshot = sampler::snapshot(target, clock, dump.options.max_depth, dump.options.unwind)?;
                 let process = target.process().name.clone();
                 Ok(DumpText {
                     stacks: Some(Stacks { snapshot, files, process }),
@@ -87,8 +87,8 @@ pub fn run(dump: &Dump) -> Result<()> {
     // Symbolication takes too long to delay a signal to the target, so the target is released
     // first.
     if let Some(stacks) = shown.stacks.take() {
-        let options = flags::options(dump.symbol_options, &*stacks.files);
-        shown.text = stacks.text(dump.max_depth, &options);
+        let options = dump.options.symbols.with(&*stacks.files);
+        shown.text = stacks.text(dump.options.max_depth, &options);
         shown.missing = missing(&stacks.snapshot);
     }
     messages::result(&shown.text)?;
@@ -357,21 +357,20 @@ pub fn run_symbols(request: &Addresses) -> Result<()> {
     let path = path.to_string_lossy().into_owned();
     let bytes = files::map_regular(Path::new(&path))
         .map_err(|why| input(&request.file, &why.to_string()).caused_by(why))?;
-    let named =
-        symbol::name_addresses(&path, bytes, &listed, &flags::options(request.symbol_options, &LocalFiles));
+    let named = symbol::name_addresses(&path, bytes, &listed, &request.symbols.with(&LocalFiles));
     let mut out = String::with_capacity(listed.len() * 64);
     for functions in &named.names {
         match functions {
             Ok(functions) => {
                 for function in functions.iter().rev() {
                     let _ = writeln!(out, "{}", escape_line(function.name.as_deref().unwrap_or("??")));
-                    if request.symbol_options.lines {
+                    if request.symbols.lines {
                         let file = function.file.as_deref().unwrap_or("??");
                         let _ = writeln!(out, "{}:{}", escape_line(file), function.line);
                     }
                 }
             }
-            Err(_) => out.push_str(if request.symbol_options.lines { "??\n??:0\n" } else { "??\n" }),
+            Err(_) => out.push_str(if request.symbols.lines { "??\n??:0\n" } else { "??\n" }),
         }
         out.push('\n');
     }

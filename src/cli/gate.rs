@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::args::Verbosity;
 use super::args::compare::{Gate, ReportFormat};
-use super::args::{Destination, Verbosity};
 use super::outputs::write_to;
 use super::text::plural;
 use super::{messages, saved_files, system};
@@ -35,11 +35,8 @@ pub fn run(request: &Gate) -> Result<Verdict> {
     let base = files("--base", &request.base)?;
     let new = files("--new", &request.new)?;
     check_distinct(&base, &new)?;
-    saved_files::check_outputs(
-        &outputs,
-        base.iter().chain(&new),
-        request.outputs.iter().map(|output| &output.to),
-    )?;
+    let to = request.outputs().map(|output| &output.to);
+    saved_files::check_outputs(&outputs, base.iter().chain(&new), to)?;
     let summary = step_summary(&outputs, request, base.iter().chain(&new))?;
     if let Some(directory) = &request.update_baseline {
         check_baseline(directory)?;
@@ -50,7 +47,7 @@ pub fn run(request: &Gate) -> Result<Verdict> {
         // The files are not known yet.
         Some(_) => system::restrict(Role::Symbolizing),
     }
-    let mut stacks = Stacks::new(request.matching);
+    let mut stacks = Stacks::new(request.matching());
     let mut kept = Vec::new();
     // Programs with different names are compared as one.
     let mut process = None;
@@ -73,14 +70,14 @@ pub fn run(request: &Gate) -> Result<Verdict> {
         update(&outputs, request, &kept)?;
         return Ok(Verdict::Pass);
     }
-    let report = gate::check(&stacks, base.len(), request.allow_different_names, &request.options)
+    let report = gate::check(&stacks, base.len(), request.allow_different_names, &request.options())
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
     write_reports(&outputs, request, &report, summary.as_ref())?;
     match report.verdict {
         Verdict::Pass => update(&outputs, request, &kept)?,
         Verdict::Regression => {
             if let Some(directory) = &request.update_baseline
-                && request.verbosity != Verbosity::Quiet
+                && request.common.verbosity() != Verbosity::Quiet
             {
                 messages::note(&format!(
                     "{} stays as it is; to accept the change: stackprof gate --new FILE... --update-baseline {}",
@@ -106,7 +103,7 @@ fn write_reports(
     report: &Report,
     summary: Option<&StepSummary>,
 ) -> Result<()> {
-    for output in &request.outputs {
+    for output in request.outputs() {
         let text = match output.format {
             ReportFormat::Json => ci::json(report),
             ReportFormat::Junit => ci::junit(report, request.top),
@@ -114,8 +111,7 @@ fn write_reports(
         };
         write_to(outputs, &output.to, &mut |out| out.write_all(text.as_bytes()))?;
     }
-    let on_stdout = request.outputs.iter().any(|output| output.to == Destination::Stdout);
-    if request.verbosity != Verbosity::Quiet && !on_stdout {
+    if request.common.verbosity() != Verbosity::Quiet && !request.is_on_stdout() {
         let text = report::text(report, request.top);
         messages::result(&if request.github { ci::without_commands(&text) } else { text })?;
     }
@@ -145,7 +141,7 @@ fn step_summary<'a>(
         return Ok(None);
     }
     let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from) else {
-        if request.verbosity != Verbosity::Quiet {
+        if request.common.verbosity() != Verbosity::Quiet {
             messages::note(&format!(
                 "--github: {VARIABLE} is not set, as outside of GitHub Actions: no step summary"
             ));
@@ -256,7 +252,7 @@ fn update(outputs: &OutputFiles, request: &Gate, runs: &[SavedProfile]) -> Resul
             outputs.remove(&path)?;
         }
     }
-    if request.verbosity != Verbosity::Quiet {
+    if request.common.verbosity() != Verbosity::Quiet {
         let kept = plural(runs.len() as u64, "recording");
         messages::note(&format!("{}: {kept} kept as base", directory.display()));
     }

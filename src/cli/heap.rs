@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 
-use super::args::Heap;
+use super::args::{Heap, Pattern};
 use super::stats::HeapFigures;
 use super::system;
 use super::text::{bytes, causes, duration, grouped, percent, plural, shortened};
@@ -72,7 +72,7 @@ pub(super) fn figures(recording: &Recording, values: &HeapValues) -> HeapFigures
 
 /// The quantity in pictures, for their headings: `12.3 MB in use at the end`.
 pub(super) fn counted(heap: &Heap, values: &HeapValues, processes: u64) -> String {
-    quantity(heap.shown, values.total(heap.shown), &format!(" {}", moment(heap, processes)))
+    quantity(heap.shown(), values.total(heap.shown()), &format!(" {}", moment(heap, processes)))
 }
 
 /// The quantity of a saved heap profile; `None` of another one.
@@ -97,7 +97,7 @@ fn quantity(kind: ValueKind, total: u64, moment: &str) -> String {
 fn moment(heap: &Heap, processes: u64) -> String {
     // The sum of what each process had at its exit may exceed the peak, which is of one moment.
     let of_each = if processes > 1 { " of each process" } else { "" };
-    match (heap.moment, heap.older_than_ns) {
+    match (heap.moment(), heap.older_than_ns()) {
         (Moment::Peak, _) => "at the peak".to_owned(),
         (Moment::End, None) => format!("at the end{of_each}"),
         (Moment::End, Some(ns)) => format!("at the end{of_each}, older than {}", duration(ns)),
@@ -145,7 +145,7 @@ pub(super) fn lines(recording: &Recording, heap: &Heap, values: &HeapValues) -> 
     lines.extend(not_seen(&losses, total(ValueKind::InuseSpace)).map(|line| ("not seen", line)));
     let paths = recording.images.images().iter().map(|image| image.path.as_str());
     let is_set = std::env::var_os("PYTHONMALLOC").is_some();
-    lines.extend(python_hint(paths, heap.records_mappings || is_set).map(|line| ("hint", line)));
+    lines.extend(python_hint(paths, heap.mmap || is_set).map(|line| ("hint", line)));
     lines
 }
 
@@ -275,10 +275,10 @@ fn unseen_libraries((count, peak_bytes): (u64, Option<u64>)) -> Option<String> {
 /// The table of memory in use, by callers of the allocator; empty if none is in use. `has_ended`: no recorded process
 /// runs on. Names are shortened so that rows fit into `width` characters.
 pub(super) fn leak_table(saved: &SavedProfile, heap: &Heap, has_ended: bool, width: usize) -> String {
-    let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
+    let leaks = saved.leaks(heap.callers, &|name| Pattern::any_matches(&heap.skip, name));
     let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };
     // A program that runs on may still free its blocks.
-    let is_leaked = heap.moment == Moment::End && (has_ended || heap.older_than_ns.is_some());
+    let is_leaked = heap.moment() == Moment::End && (has_ended || heap.older_than.is_some());
     let head = if is_leaked { "leaked" } else { "in use" };
     let mut out =
         format!("  {head:<9} {:>1$}  {2:>3$}  who\n", "bytes", widths.bytes, "blocks", widths.blocks);
@@ -362,8 +362,8 @@ pub(super) fn nothing_recorded(recording: &Recording, program: Option<&OsStr>, h
         {
             "it had not loaded the heap shim yet".to_owned()
         }
-        Some(program) => system::why_no_allocations(program, &losses, heap.every_bytes),
-        None if heap.every_bytes == 1 => "it allocated nothing meanwhile".to_owned(),
+        Some(program) => system::why_no_allocations(program, &losses, heap.every_bytes()),
+        None if heap.every_bytes() == 1 => "it allocated nothing meanwhile".to_owned(),
         None => "it allocated nothing that was sampled; --every 1 takes each allocation".to_owned(),
     };
     let ended = match recording.stats.exit_status {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::args::{DEPTH_MAX, SamplingOptions, Source};
+use super::args::{DEPTH_MAX, RecordOptions, Source};
 use super::text::percent;
 use crate::binary::MappingKind;
 use crate::images::Image;
@@ -68,18 +68,14 @@ fn is_worth(count: u64, of: u64) -> bool {
 }
 
 /// The hints, at most a few lines, for a recording of this source with these options.
-pub(super) fn of(
-    recording: &Recording,
-    names: &Names,
-    source: &Source,
-    sampling: &SamplingOptions,
-) -> Vec<String> {
+pub(super) fn of(recording: &Recording, names: &Names, request: &RecordOptions) -> Vec<String> {
+    let sampling = &request.recording.sampling;
     let mut hints = Vec::new();
     let stats = &recording.stats;
     let seen = StackCounts::of(recording, names);
     hints.extend(incomplete_stacks_hint(recording, names, sampling.unwind, &seen));
-    hints.extend(truncated_hint(recording, source, sampling));
-    hints.extend(depth_hint(recording, sampling));
+    hints.extend(truncated_hint(recording, request));
+    hints.extend(depth_hint(recording, sampling.max_depth));
     hints.extend(unnamed_hint(&seen, stats.samples));
     hints.extend(stripped_hint(recording, &seen));
     hints.extend(unseen_python(&seen, python_minor(recording), stats.samples));
@@ -315,7 +311,7 @@ fn incomplete_stacks_hint(
 }
 
 /// The hint about stacks deeper than the copied bytes, if there are many.
-fn truncated_hint(recording: &Recording, source: &Source, sampling: &SamplingOptions) -> Option<String> {
+fn truncated_hint(recording: &Recording, request: &RecordOptions) -> Option<String> {
     let stats = &recording.stats;
     let ran_out = stats.stacks_incomplete.get(StackEnd::DeeperThanCopied.reason()).copied().unwrap_or(0);
     if !is_worth(ran_out, stats.samples) {
@@ -323,9 +319,9 @@ fn truncated_hint(recording: &Recording, source: &Source, sampling: &SamplingOpt
     }
     let part = percent(ran_out, stats.samples);
     // ptrace follows processes, not selections of them.
-    let is_selection = matches!(source, Source::Several(several) if several.pids.is_empty());
+    let is_selection = matches!(&request.source, Source::Several(several) if several.pids.is_empty());
     let advice = match recording.process.backend {
-        "ptrace" if sampling.max_stop_percent < 100.0 => {
+        "ptrace" if request.max_stop_percent() < 100.0 => {
             Some("--max-stop 100 lets a stop last until a deep stack is read")
         }
         "perf_event" if !recording.process.backend_why.contains("on each CPU") => {
@@ -339,14 +335,14 @@ fn truncated_hint(recording: &Recording, source: &Source, sampling: &SamplingOpt
 }
 
 /// The hint about stacks with more frames than are kept, if there are many.
-fn depth_hint(recording: &Recording, sampling: &SamplingOptions) -> Option<String> {
+fn depth_hint(recording: &Recording, max_depth: usize) -> Option<String> {
     let stats = &recording.stats;
     let deep = stats.stacks_incomplete.get(StackEnd::DepthLimit.reason()).copied().unwrap_or(0);
-    (is_worth(deep, stats.samples) && sampling.max_depth < DEPTH_MAX).then(|| {
+    (is_worth(deep, stats.samples) && max_depth < DEPTH_MAX).then(|| {
         format!(
             "{} of the stacks have more than {} frames: --max-depth keeps up to {DEPTH_MAX}",
             percent(deep, stats.samples),
-            sampling.max_depth
+            max_depth
         )
     })
 }

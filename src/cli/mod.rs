@@ -1,6 +1,6 @@
 //! The command line: the only module that prints or knows exit codes.
 //!
-//! `flags.rs` has the flags as clap sees them, and `args.rs` parses them into validated values. `messages.rs`
+//! `args.rs` parses the command line into requests. `messages.rs`
 //! writes to the terminal, with the progress line; `summary.rs`, `hints.rs` and `stats.rs` report on a finished
 //! recording; `outputs.rs` writes profiles, `file.rs` any output file. `system.rs` chooses the source of samples.
 //! `record.rs`, `heap.rs`, `dump.rs`, `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs`
@@ -13,7 +13,6 @@ pub mod diff;
 pub mod dump;
 mod embedded_code;
 pub mod file;
-pub mod flags;
 pub mod gate;
 pub mod heap;
 mod hints;

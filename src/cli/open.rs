@@ -37,12 +37,12 @@ const OPENING_TIME: Duration = Duration::from_secs(2);
 pub fn run(open: &Open) -> Result<()> {
     let sources = Arc::new(UserFiles::of_caller());
     system::restrict_to_symbolizing(&OutputFiles::new());
-    let (name, saved) = saved_files::read(&open.profile, saved_files::strictness(open.strict), None)?;
+    let (name, saved) = saved_files::read(open.path(), saved_files::strictness(open.strict), None)?;
     if saved.total() == 0 {
         let why = format!("{name}: the profile has no samples; record for longer, or with --idle");
         return Err(Error::new(ErrorKind::NoData, why));
     }
-    show(saved, &name, None, Code::Served(sources), &open.viewer_options, open.verbosity)
+    show(saved, &name, None, Code::Served(sources), &open.viewer, open.common.verbosity())
 }
 
 /// What source and instructions are read by.
@@ -108,7 +108,7 @@ fn page(
     page.write(&mut text).map_err(failed)?;
     let path = browser::write("profile.html", &text).map_err(failed)?;
     print_address(&path.display().to_string(), viewer_options, verbosity)?;
-    if viewer_options.browser {
+    if !viewer_options.no_browser {
         // This process ends now, and then nothing more can be said.
         if let Some(opening) = start_browser(path.as_os_str(), false) {
             let _ = opening.recv_timeout(OPENING_TIME);
@@ -119,7 +119,7 @@ fn page(
 
 /// Prints the opened address; if no browser is started, also with `--quiet`.
 fn print_address(address: &str, viewer_options: &ViewerOptions, verbosity: Verbosity) -> Result<()> {
-    if verbosity != Verbosity::Quiet || !viewer_options.browser {
+    if verbosity != Verbosity::Quiet || viewer_options.no_browser {
         messages::result(&format!("{address}\n"))?;
     }
     Ok(())
@@ -155,7 +155,7 @@ fn serve(
     let origin = origin(viewer).unwrap_or_default();
     let server = ProfileServer::new(token, listener.port(), origin, symbols);
     print_address(&address, viewer_options, verbosity)?;
-    if viewer_options.browser {
+    if !viewer_options.no_browser {
         start_browser(OsStr::new(&address), true);
     }
     if verbosity != Verbosity::Quiet {
@@ -163,7 +163,7 @@ fn serve(
     }
     let answer =
         move |connection: &mut Connection, activity: &Activity| answer(&server, connection, activity);
-    listener.serve(viewer_options.timeout, Arc::new(answer)).map_err(failed)
+    listener.serve(viewer_options.timeout(), Arc::new(answer)).map_err(failed)
 }
 
 /// Answers one connection.

@@ -12,15 +12,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::args::{
-    self, Destination, Heap, LaunchOptions, Output, RecordOptions, SamplingOptions, Source, SymbolOptions,
-    Verbosity,
+    self, Destination, Heap, Output, Pattern, RecordOptions, RecordingOptions, Source, Verbosity,
 };
 use super::embedded_code::EmbeddedCode;
 use super::file::{OutputFiles, check_stdout};
 use super::messages::{self, Progress};
 use super::outputs::{self, Failure, Format, FormatOptions, Presentation, check_options};
 use super::stats::{CommandState, Memory, RunFigures};
-use super::{demo, flags, open, summary, system, text};
+use super::{demo, open, summary, system, text};
 use crate::binary::Files;
 use crate::clock::{Clock, FakeClock, RealClock};
 use crate::conversion::{self, ConversionOptions};
@@ -35,7 +34,7 @@ use crate::sources::gdb::{self, GdbHeap, GdbHeapSource};
 use crate::sources::signals::{self, Phase};
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::user_files::UserFiles;
-use crate::sources::{HeapOptions, Role, SampleSource, Sampling, SamplingMethod};
+use crate::sources::{HeapOptions, Role, SampleSource, Sampling};
 use crate::symbol;
 use crate::trie::FrameId;
 
@@ -55,8 +54,8 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let files = OutputFiles::new();
     let destinations = Destinations {
         files: &files,
-        requested: &request.output.outputs,
-        default_format: request.output.default_format,
+        requested: &request.recording.output.outputs,
+        default_format: request.recording.output.format.unwrap_or(Format::Svg),
         demo: request.source == Source::Demo,
     };
     // A command must not run only to find that its profile cannot be written.
@@ -78,7 +77,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
     let conversion_options = conversion_options(request, is_whole, &recording, &outputs);
     let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut recording)?)));
     let mut saved = profile(&recording, &names, conversion_options, heap.as_ref())?;
-    if let Some(cut) = saved.cut_names().filter(|_| request.verbosity != Verbosity::Quiet) {
+    if let Some(cut) = saved.cut_names().filter(|_| request.verbosity() != Verbosity::Quiet) {
         messages::note(&cut);
     }
     saved.about.exit = recording.stats.exit_status.filter(|_| is_whole).and_then(text::exit_status);
@@ -115,12 +114,13 @@ pub fn run(request: &RecordOptions) -> Result<()> {
                 recording.heap.as_ref().is_some_and(|heap| heap.losses.ended_early.is_some());
             let has_ended = recording.stats.exit_status.is_some() && !continues_unrecorded;
             let table = super::heap::leak_table(&saved, options, has_ended, messages::width());
-            report::heap_summary(request.verbosity, &recording, &names, &figures, (options, values), table);
+            report::heap_summary(request.verbosity(), &recording, &names, &figures, (options, values), table);
         }
         None => report::summary(request, &recording, &names, &figures),
     }
     let mut written = outputs::report(failures);
-    if let Some(viewer_options) = &request.output.open {
+    let output = &request.recording.output;
+    if output.open {
         // Ctrl-C in the viewer ends the process before it returns.
         if let Err(error) = &written {
             messages::error(error);
@@ -130,7 +130,7 @@ pub fn run(request: &RecordOptions) -> Result<()> {
         let Presentation { page_title, source, code, .. } = presentation;
         if let Some(code) = &code {
             let code = open::Code::Embedded(code);
-            open::show(saved, &page_title, source.as_deref(), code, viewer_options, request.verbosity)?;
+            open::show(saved, &page_title, source.as_deref(), code, &output.viewer, request.verbosity())?;
         }
     }
     written?;
@@ -139,14 +139,12 @@ pub fn run(request: &RecordOptions) -> Result<()> {
 
 /// Refuses destinations that cannot be written.
 fn check(request: &RecordOptions, destinations: &Destinations<'_>) -> Result<()> {
-    let source_directories = match request.output.open {
-        // The viewer may be the page.
-        Some(_) => &[],
-        None => request.output.source_directories.as_deref().unwrap_or_default(),
-    };
-    let (reverse, pprof_timestamps) = (request.output.reverse, request.output.pprof_timestamps);
+    let RecordingOptions { output, pprof_timestamps, picture, .. } = &request.recording;
+    // The viewer may be the page.
+    let source_directories = output.source_directories().filter(|_| !output.open).unwrap_or_default();
+    let (reverse, pprof_timestamps) = (picture.reverse, *pprof_timestamps);
     let options = FormatOptions { reverse, pprof_timestamps, source_directories };
-    destinations.check(&options, request.output.stats.as_ref())
+    destinations.check(&options, output.stats.as_ref())
 }
 
 /// A recording with samples, and what only its run knows.
@@ -162,15 +160,11 @@ struct RecordingRun {
 
 fn record(request: &RecordOptions, launched: bool, destinations: &Destinations<'_>) -> Result<RecordingRun> {
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
-    let options = sampling_options(request, launched);
     let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
     // Before this thread switches to that user.
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
-    let SamplingOptions { method, kernel, children, children_needed, .. } = request.sampling;
-    let allocations = request.heap.as_ref().map(|heap| (heap, request.sampling.seed.unwrap_or(0)));
-    let mode = SamplingMode { method, kernel, children, children_needed, allocations };
     let ((recording, target_files), command) =
-        sample(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
+        sample(request, &sampling_options(request, launched), &check_name)?;
     let memory = system::own_memory();
     signals::enter(Phase::Output);
     if recording.stats.samples == 0 {
@@ -188,13 +182,13 @@ fn profile(
 ) -> Result<SavedProfile> {
     let saved = match heap {
         Some((heap, values)) => {
-            conversion::saved_heap_profile(recording, names, conversion_options, values, heap.shown)
+            conversion::saved_heap_profile(recording, names, conversion_options, values, heap.shown())
         }
         None => conversion::saved_profile(recording, names, conversion_options),
     };
     let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     if let Some((heap, _)) = heap {
-        saved.group_inuse(heap.callers.unwrap_or(1), &|name| heap.skip.matches(name));
+        saved.group_inuse(heap.callers.unwrap_or(1), &|name| Pattern::any_matches(&heap.skip, name));
     }
     Ok(saved)
 }
@@ -209,8 +203,8 @@ fn nothing_recorded(request: &RecordOptions, recording: &Recording, command: Com
         Some(heap) => super::heap::nothing_recorded(recording, program, heap),
         None => {
             let nothing = report::EmptyRecording {
-                idle: request.sampling.idle,
-                off_cpu: request.sampling.off_cpu,
+                idle: request.recording.cpu.idle,
+                off_cpu: request.scope.off_cpu,
                 program,
                 command,
             };
@@ -223,10 +217,10 @@ fn nothing_recorded(request: &RecordOptions, recording: &Recording, command: Com
 fn heap_values(heap: &Heap, recording: &mut Recording) -> Option<HeapValues> {
     let end_ns = recording.stats.begun_ns + recording.stats.duration_ns;
     let recorded = recording.heap.as_mut()?;
-    if heap.older_than_ns.is_some() {
+    if heap.older_than.is_some() {
         recorded.model.forget_young(end_ns);
     }
-    let mut values = recorded.model.values(heap.moment);
+    let mut values = recorded.model.values(heap.moment());
     values.add_losses(&recorded.losses.allocations, recorded.losses.frees);
     Some(values)
 }
@@ -238,13 +232,13 @@ fn symbolicate(
     files: &dyn Files,
     outputs: &[Output],
 ) -> symbol::Names {
-    let lines = request.output.symbol_options.lines
-        || request.output.open.is_some()
+    let symbols = &request.recording.picture.symbols;
+    let lines = symbols.lines
+        || request.recording.output.open
         || outputs.iter().any(keeps_lines)
         // The table of leaks tells sites apart by them.
         || request.heap.as_ref().is_some_and(|heap| heap.callers.is_none());
-    let options = flags::options(SymbolOptions { lines, ..request.output.symbol_options }, files);
-    let options = symbol::Options { files_by_process: &recording.files, ..options };
+    let options = symbol::Options { lines, files_by_process: &recording.files, ..symbols.with(files) };
     let frames = recording.trie.frames().enumerate();
     let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
     symbol::symbolicate(frames, &recording.images, &options)
@@ -277,14 +271,14 @@ fn write(
     figures.outputs = outputs::written(outputs, &failures);
     figures.write_s = named.elapsed().as_secs_f64();
     let (waiting_stats, stats_files): (Vec<_>, Vec<_>) =
-        request.output.stats.iter().partition(|to| write_may_wait(to));
+        request.recording.output.stats.iter().partition(|to| write_may_wait(to));
     let write_stats = |to: &Destination, figures: &RunFigures| {
         report::stats(files, to, recording, figures).err().map(|error| Failure::of(to, error))
     };
     failures.extend(stats_files.into_iter().filter_map(|to| write_stats(to, &figures)));
     failures.extend(outputs::write(files, saved, &waiting, presentation));
     figures.outputs = outputs::written(outputs, &failures);
-    if request.verbosity != Verbosity::Quiet && request.heap.is_none() {
+    if request.verbosity() != Verbosity::Quiet && request.heap.is_none() {
         match hottest(saved) {
             Ok(line) => figures.hottest = line,
             Err(error) => failures.push(error.into()),
@@ -310,38 +304,36 @@ fn conversion_options(
     outputs: &[Output],
 ) -> ConversionOptions {
     let keeps_times = |output: &Output| {
-        output.format.keeps_times() || (request.output.pprof_timestamps && output.format == Format::Pprof)
+        output.format.keeps_times() || (request.recording.pprof_timestamps && output.format == Format::Pprof)
     };
     ConversionOptions {
         time_unix_ns: recording.stats.begun_unix_ns,
         launched,
-        idle: request.sampling.idle || request.sampling.off_cpu,
-        per_process: request.output.per_process,
-        without_times: request.output.open.is_none() && !outputs.iter().any(keeps_times),
+        idle: request.recording.cpu.idle || request.scope.off_cpu,
+        per_process: request.scope.per_process,
+        without_times: !request.recording.output.open && !outputs.iter().any(keeps_times),
     }
 }
 
 /// Options of the sampler.
 fn sampling_options(request: &RecordOptions, launched: bool) -> sampler::Options {
+    let args::SamplingOptions { duration, threads, unwind, max_depth, seed } = request.recording.sampling;
     sampler::Options {
-        hz: request.sampling.hz,
-        duration_ns: request
-            .sampling
-            .duration
-            .map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
-        idle: request.sampling.idle,
-        off_cpu: request.sampling.off_cpu,
-        threads: request.sampling.threads,
-        timeline_bytes: request.sampling.timeline_bytes,
-        max_depth: request.sampling.max_depth,
-        unwind: request.sampling.unwind,
-        seed: request.sampling.seed.unwrap_or(match request.source {
+        hz: request.recording.cpu.hz.unwrap_or(args::HZ_DEFAULT),
+        duration_ns: duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
+        idle: request.recording.cpu.idle,
+        off_cpu: request.scope.off_cpu,
+        threads,
+        timeline_bytes: request.timeline_bytes(),
+        max_depth,
+        unwind,
+        seed: seed.unwrap_or(match request.source {
             // The seed alone replays a simulated run.
             Source::Sim { seed } => seed,
             _ => u64::from(std::process::id()),
         }),
-        max_stop: request.sampling.max_stop_percent / 100.0,
-        block_age_min_ns: request.heap.as_ref().and_then(|heap| heap.older_than_ns).unwrap_or(0),
+        max_stop: request.max_stop_percent() / 100.0,
+        block_age_min_ns: request.heap.as_ref().and_then(Heap::older_than_ns).unwrap_or(0),
         linger_ns: if launched { LINGER_NS } else { 0 },
     }
 }
@@ -352,11 +344,11 @@ fn source_files(
     recording: &Recording,
     outputs: &[Output],
 ) -> Option<Arc<UserFiles>> {
-    let output = &request.output;
-    if output.open.is_none() && !outputs.iter().any(|output| output.format == Format::Html) {
+    let output = &request.recording.output;
+    if !output.open && !outputs.iter().any(|output| output.format == Format::Html) {
         return None;
     }
-    let is_asked = output.source_directories.as_ref().is_some_and(|named| !named.is_empty());
+    let is_asked = output.source_directories().is_some_and(|named| !named.is_empty());
     Some(Arc::new(UserFiles::of_recorded(&recording.users, is_asked)))
 }
 
@@ -385,25 +377,25 @@ fn presentation(
         lost: stats.samples_lost.values().sum(),
         incomplete: stats.stacks_incomplete.values().sum(),
     };
-    let output = &request.output;
-    let (title, subtitle) = caption.headings(output.graph.title.as_deref());
-    let page_title = match (counted, &output.graph.title) {
+    let RecordingOptions { output, pprof_timestamps, picture, .. } = &request.recording;
+    let (title, subtitle) = caption.headings(output.title.as_deref());
+    let page_title = match (counted, &output.title) {
         (Some(counted), None) => format!("{title}: {counted}"),
         _ => title.clone(),
     };
     let unit = if request.heap.is_some() { saved.about.unit.clone() } else { String::new() };
     Presentation {
-        graph: output.graph.graph(title, subtitle, unit),
+        graph: picture.graph.graph(title, subtitle, unit),
         page_title,
-        title: output.graph.title.clone(),
+        title: output.title.clone(),
         source: summary::source(&recording.process),
         code: code_files.map(|(images, sources)| {
-            let is_quiet = request.verbosity == Verbosity::Quiet;
-            EmbeddedCode::new(output.source_directories.as_deref(), images, sources, is_quiet)
+            let is_quiet = request.verbosity() == Verbosity::Quiet;
+            EmbeddedCode::new(output.source_directories(), images, sources, is_quiet)
         }),
-        lines: output.symbol_options.lines,
-        pprof_timestamps: output.pprof_timestamps,
-        reverse: output.reverse,
+        lines: picture.symbols.lines,
+        pprof_timestamps: *pprof_timestamps,
+        reverse: picture.reverse,
     }
 }
 
@@ -507,35 +499,20 @@ type Sampled = (Recording, Arc<dyn Files>);
 /// Placeholder for a process id that is not known yet.
 const NO_PID: u32 = 0;
 
-/// The system-specific sampling options.
-#[derive(Clone, Copy, Debug)]
-struct SamplingMode<'h> {
-    /// Source of the samples.
-    method: SamplingMethod,
-    /// With kernel frames.
-    kernel: bool,
-    /// With child processes; and whether there must be some.
-    children: bool,
-    children_needed: bool,
-    /// Records allocations instead of CPU time; with a seed.
-    allocations: Option<(&'h Heap, u64)>,
-}
-
 /// Bytes of stack copied per allocation behind a stub: the target is stopped meanwhile.
 const GDB_STACK_BYTES: usize = 4 << 10;
 
-/// Samples `source`. `check_name` is called once the process name and id are known, before the first sample.
+/// Samples the requested source. `check_name` is called once the process name and id are known, before the first sample.
 ///
 /// # Errors
 /// One line: attaching refused, or the error of `check_name`.
 fn sample(
-    source: &Source,
-    launch: &LaunchOptions,
-    mode: SamplingMode<'_>,
+    request: &RecordOptions,
     options: &Options,
-    verbosity: Verbosity,
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
 ) -> Result<(Sampled, CommandState)> {
+    let RecordOptions { source, launch, heap, .. } = request;
+    let verbosity = request.verbosity();
     let live = Arc::new(Live::default());
     let pid = AtomicU32::new(NO_PID);
     signals::watch(&live, matches!(source, Source::Launch(_) | Source::Demo));
@@ -548,14 +525,14 @@ fn sample(
         }
         Source::Gdb(stub) => {
             let clock = RealClock::new();
-            let state = match mode.allocations {
+            let state = match heap {
                 // Breakpoints are set before it runs: a target stopped at its start has not lost any block.
                 Some(_) => gdb::InitialState::Stopped,
                 None => gdb::InitialState::Running,
             };
             let mut target = gdb::attach(&stub.place, stub.exec.as_deref(), state, clock.clone())?;
-            if let Some((heap, _)) = mode.allocations {
-                let heap = GdbHeap::new(target, &heap.allocator, GDB_STACK_BYTES)?;
+            if let Some(heap) = heap {
+                let heap = GdbHeap::new(target, &heap.allocator(), GDB_STACK_BYTES)?;
                 let mut source = GdbHeapSource::new(heap, clock.clone());
                 return recorder.record(SampleSource::Pushed(&mut source), &clock).map(not_launched);
             }
@@ -580,17 +557,16 @@ fn sample(
             system::Process::New { words, user: None }
         }
     };
-    let SamplingMode { method, kernel, children, children_needed, allocations } = mode;
-    match (allocations, &process) {
-        (Some((heap, seed)), system::Process::New { words, .. }) => {
-            let every =
-                HeapOptions { every_bytes: heap.every_bytes, seed, records_mappings: heap.records_mappings };
+    match (heap, &process) {
+        (Some(heap), system::Process::New { words, .. }) => {
+            let seed = request.recording.sampling.seed.unwrap_or(0);
+            let every = HeapOptions { every_bytes: heap.every_bytes(), seed, records_mappings: heap.mmap };
             let sampled =
                 system::with_heap_source(words, every, |sampled, clock| recorder.record(sampled, clock));
             return end_command(pid.into_inner(), launch.kill_after, sampled.and_then(|sampled| sampled));
         }
-        (Some((heap, _)), system::Process::Running(process)) => {
-            let (every_bytes, max_percent) = (heap.every_bytes, heap.max_slowdown_percent);
+        (Some(heap), system::Process::Running(process)) => {
+            let (every_bytes, max_percent) = (heap.every_bytes(), heap.max_slowdown_percent());
             let sampled = system::with_probed_heap(*process, every_bytes, max_percent, |sampled, clock| {
                 recorder.record(sampled, clock)
             });
@@ -598,8 +574,15 @@ fn sample(
         }
         _ => {}
     }
-    let &Options { hz, idle, off_cpu, .. } = options;
-    let sampling = Sampling { method, hz, idle, off_cpu, kernel, children, children_needed };
+    let sampling = Sampling {
+        method: request.method(),
+        hz: options.hz,
+        idle: options.idle,
+        off_cpu: options.off_cpu,
+        kernel: !request.recording.cpu.no_kernel,
+        children: request.children(),
+        children_needed: request.children_needed(),
+    };
     let sampled = system::with_source(&process, sampling, |sampled, clock| recorder.record(sampled, clock));
     let sampled = sampled.and_then(|sampled| sampled);
     if !matches!(process, system::Process::New { .. }) {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::args::Verbosity;
-use super::args::render::{Patterns, Render};
+use super::args::render::{InputOptions, Render};
+use super::args::{Pattern, Verbosity};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::outputs::{self, Failure, Presentation};
@@ -14,7 +14,6 @@ use super::{messages, saved_files, summary, system};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Caption;
 use crate::profile::filter::{self, Filter, RemainingCounts};
-use crate::profile::formats::detect::Strictness;
 use crate::profile::{Full, MergeError, SAMPLES, SavedBuilder, SavedProfile};
 use crate::recording::RATE_COUNT_MIN;
 use crate::sources::Role;
@@ -26,27 +25,31 @@ use crate::sources::user_files::UserFiles;
 /// One line: an invalid profile, incompatible profiles, nothing left.
 pub fn run(render: &Render) -> Result<()> {
     let files = OutputFiles::new();
-    saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
+    saved_files::check_outputs(
+        &files,
+        &render.input.profiles,
+        render.outputs.iter().map(|output| &output.to),
+    )?;
     let options = outputs::FormatOptions {
         reverse: render.reverse,
         pprof_timestamps: render.pprof_timestamps,
-        source_directories: &render.source_directories,
+        source_directories: &render.source_dir,
     };
     outputs::check_options(&options, &render.outputs)?;
-    let sources = (!render.source_directories.is_empty()).then(|| Arc::new(UserFiles::of_caller()));
+    let sources = (!render.source_dir.is_empty()).then(|| Arc::new(UserFiles::of_caller()));
     system::restrict_to_symbolizing(&files);
     let saved = in_time_range(render, merged(render)?)?;
     let saved = filtered(render, saved)?;
-    let (title, subtitle) = headings(&saved, render.graph.title.as_deref());
+    let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Presentation {
         page_title: title.clone(),
         graph: render.graph.graph(title, subtitle, saved.about.unit.clone()),
-        title: render.graph.title.clone(),
+        title: render.title.clone(),
         source: None,
         code: sources.map(|sources| {
-            let is_quiet = render.verbosity == Verbosity::Quiet;
+            let is_quiet = render.common.verbosity() == Verbosity::Quiet;
             let images = Arc::<UserFiles>::clone(&sources);
-            EmbeddedCode::new(Some(&render.source_directories), images, sources, is_quiet)
+            EmbeddedCode::new(Some(&render.source_dir), images, sources, is_quiet)
         }),
         lines: render.lines,
         pprof_timestamps: render.pprof_timestamps,
@@ -54,13 +57,13 @@ pub fn run(render: &Render) -> Result<()> {
     };
     system::restrict(Role::Writing);
     let mut failures = outputs::write(&files, &saved, &render.outputs, &shown);
-    if let Some(rows_max) = render.top {
+    if let Some(rows_max) = render.rows {
         let printed = summary::read(&saved, render.lines)
             .and_then(|functions| messages::result(&summary::table(&functions, &saved.about.unit, rows_max)));
         failures.extend(printed.err().map(Failure::from));
     }
     let files = outputs::written(&render.outputs, &failures);
-    if render.verbosity != Verbosity::Quiet && !files.is_empty() {
+    if render.common.verbosity() != Verbosity::Quiet && !files.is_empty() {
         let files: Vec<&str> =
             files.iter().map(|file| if file == "-" { "standard output" } else { file }).collect();
         messages::note(&format!(
@@ -76,9 +79,8 @@ pub fn run(render: &Render) -> Result<()> {
 
 /// Merges all profiles.
 fn merged(render: &Render) -> Result<SavedProfile> {
-    let mut paths = render.profiles.iter();
-    let read_one =
-        |path: &Path| read_one(path, saved_files::strictness(render.strict), render.value_type.as_deref());
+    let mut paths = render.input.profiles.iter();
+    let read_one = |path: &Path| read_one(path, &render.input);
     let Some(first_path) = paths.next() else { return Ok(SavedProfile::default()) };
     let first = read_one(first_path)?;
     let mut others = paths.peekable();
@@ -108,8 +110,8 @@ fn merged(render: &Render) -> Result<SavedProfile> {
     Ok(builder.finish())
 }
 
-fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<SavedProfile> {
-    let (name, saved) = saved_files::read(path, strictness, value_type)?;
+fn read_one(path: &Path, input: &InputOptions) -> Result<SavedProfile> {
+    let (name, saved) = saved_files::read_input(path, input)?;
     if saved.total() == 0 {
         let why = match saved.about.sampled_every {
             Some(_) => "the heap profile has nothing of this type; try --type alloc_space",
@@ -123,13 +125,13 @@ fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Re
 
 /// Applies the time range of `--from` and `--to`.
 fn in_time_range(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {
-    let Some(range) = &render.time else { return Ok(saved) };
-    if render.profiles.len() > 1 {
+    let Some(range) = render.time() else { return Ok(saved) };
+    if render.input.profiles.len() > 1 {
         let why = "--from and --to: several profiles have no common time; render each by itself";
         return Err(Error::new(ErrorKind::Input, why));
     }
-    let name = render.profiles.first().map_or(String::new(), |path| saved_files::name(path));
-    saved_files::extract(&saved, range, "--from", &name)
+    let name = render.input.profiles.first().map_or(String::new(), |path| saved_files::name(path));
+    saved_files::extract(&saved, &range, "--from", &name)
 }
 
 fn filtered(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {
@@ -149,9 +151,9 @@ fn filtered(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {
             .split_by_thread()
             .map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?,
     };
-    let matches = options.map(|(_, patterns)| move |name: &str| patterns.matches(name));
+    let matches = options.map(|(_, patterns)| move |name: &str| Pattern::any_matches(patterns, name));
     let [thread, include, exclude, root] = &matches;
-    let given = |patterns: &Patterns| !patterns.is_empty();
+    let given = |patterns: &[Pattern]| !patterns.is_empty();
     let filter = Filter {
         thread: given(&render.thread).then_some(thread as _),
         include: given(&render.include).then_some(include as _),
@@ -167,14 +169,14 @@ fn filtered(render: &Render, saved: SavedProfile) -> Result<SavedProfile> {
 }
 
 /// Reports the option that left nothing.
-fn nothing_left(saved: &SavedProfile, options: &[(&str, &Patterns); 4], left: RemainingCounts) -> Error {
+fn nothing_left(saved: &SavedProfile, options: &[(&str, &Vec<Pattern>); 4], left: RemainingCounts) -> Error {
     let mut before = saved.total();
     let mut what = String::new();
     for ((option, patterns), after) in
         options.iter().zip([left.thread, left.include, left.exclude, left.root])
     {
         if after == 0 {
-            let patterns = patterns.texts().join("`, `");
+            let patterns = patterns.iter().map(Pattern::as_str).collect::<Vec<_>>().join("`, `");
             what = format!("{option} `{patterns}` left nothing of {}", counted(saved, before));
             break;
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use super::args::Destination;
+use super::args::render::InputOptions;
 use super::messages;
 use super::text::duration;
 use crate::cli::file::{OutputFiles, check_stdout};
@@ -52,6 +53,14 @@ pub(super) fn compared(name: &str, saved: SavedProfile) -> Result<SavedProfile> 
 /// Display name of a path's profile.
 pub(super) fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
+}
+
+/// [`read`] with the options of a command.
+///
+/// # Errors
+/// One line that names the file and the position.
+pub(super) fn read_input(path: &Path, input: &InputOptions) -> Result<(String, SavedProfile)> {
+    read(path, strictness(input.strict), input.value_type.as_deref())
 }
 
 /// Strictness of `--strict`.

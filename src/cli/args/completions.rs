@@ -5,22 +5,22 @@
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use clap_complete::Shell;
 
-use super::compare::{DiffFlags, GateFlags};
+use super::Command;
+use super::compare::{Diff, Gate};
+use super::dump::DumpFlags;
 use super::heap::HeapFlags;
-use super::open::OpenFlags;
-use super::render::RenderFlags;
-use super::values::{ParsedFlags, parse_flags, usage};
-use crate::cli::flags::{CommonFlags, DemoFlags, DumpFlags, RecordFlags, TEMPLATE};
-use crate::error::Result;
+use super::open::Open;
+use super::record::{CommonOptions, DemoFlags, RecordFlags};
+use super::render::Render;
+use super::values::{Stop, command, parse_flags, usage};
 
 /// `stackprof completions ...`
 #[derive(Debug, Parser)]
 #[command(
     name = "stackprof completions",
-    version,
     about = "Print a script that completes stackprof's commands and options in a shell.",
     override_usage = "stackprof completions SHELL",
     before_help = "Shells: bash, elvish, fish, powershell, zsh.
@@ -31,17 +31,12 @@ Examples:
   stackprof completions fish > ~/.config/fish/completions/stackprof.fish
   stackprof completions zsh > _stackprof     into a directory of $fpath
 ",
-    help_template = TEMPLATE,
-    max_term_width = 80,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    args_override_self = true,
     mut_arg("quiet", |arg| arg.hide(true)),
     mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct CompletionsFlags {
     #[command(flatten)]
-    common: CommonFlags,
+    common: CommonOptions,
     /// The processes that --pid takes, for the scripts themselves.
     #[arg(long, hide = true)]
     processes: bool,
@@ -49,38 +44,24 @@ pub(super) struct CompletionsFlags {
     shell: Vec<OsString>,
 }
 
-/// Output for shells.
-pub(super) enum Completions {
-    Script(Shell),
-    Processes,
-}
-
 /// Parses the words after `completions`.
-///
-/// # Errors
-/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with a list of the shells.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Completions>> {
+pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command, Stop> {
     const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
-    let flags: CompletionsFlags = match parse_flags("stackprof completions", words)? {
-        ParsedFlags::Flags(flags) => flags,
-        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
-    };
+    let flags: CompletionsFlags = parse_flags(words, |_| None)?;
     if flags.processes {
-        return Ok(ParsedFlags::Flags(Completions::Processes));
+        return Ok(Command::Processes);
     }
-    let words: Vec<&OsString> = flags.shell.iter().chain(launch.unwrap_or_default()).collect();
-    match words.as_slice() {
-        [] => Err(usage(format!("say for which shell: {FORM}"))),
-        [name] => {
-            let shell = name.to_str().and_then(|name| name.parse().ok());
-            shell
-                .map(|shell| ParsedFlags::Flags(Completions::Script(shell)))
-                .ok_or_else(|| usage(format!("there are no completions for `{}`: {FORM}", name.display())))
-        }
+    let words: Vec<&OsString> = flags.shell.iter().chain(launch.iter().flatten()).collect();
+    Err(Stop::Refuse(usage(match words[..] {
+        [] => format!("say for which shell: {FORM}"),
+        [name] => match name.to_str().and_then(|name| name.parse().ok()) {
+            Some(shell) => return Ok(Command::Completions(shell)),
+            None => format!("there are no completions for `{}`: {FORM}", name.display()),
+        },
         [_, second, ..] => {
-            Err(usage(format!("one shell at a time; unexpected argument `{}`: {FORM}", second.display())))
+            format!("one shell at a time; unexpected argument `{}`: {FORM}", second.display())
         }
-    }
+    })))
 }
 
 /// Shells that `completions` supports, in alphabetical order.
@@ -93,28 +74,27 @@ pub fn shells() -> [Shell; 5] {
 #[must_use]
 pub fn commands() -> [(&'static str, clap::Command); 9] {
     [
-        ("record", RecordFlags::command().about("Record a profile (the default).")),
-        ("heap", HeapFlags::command()),
-        ("demo", DemoFlags::command()),
-        ("dump", DumpFlags::command()),
-        ("render", RenderFlags::command()),
-        ("open", OpenFlags::command()),
-        ("diff", DiffFlags::command()),
-        ("gate", GateFlags::command()),
-        ("completions", CompletionsFlags::command()),
+        ("record", command::<RecordFlags>().about("Record a profile (the default).")),
+        ("heap", command::<HeapFlags>()),
+        ("demo", command::<DemoFlags>()),
+        ("dump", command::<DumpFlags>()),
+        ("render", command::<Render>()),
+        ("open", command::<Open>()),
+        ("diff", command::<Diff>()),
+        ("gate", command::<Gate>()),
+        ("completions", command::<CompletionsFlags>()),
     ]
 }
 
 /// `stackprof` itself, with the options of a recording and no command name.
 #[must_use]
 pub fn without_command() -> clap::Command {
-    RecordFlags::command()
+    command::<RecordFlags>()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
 
     #[test]

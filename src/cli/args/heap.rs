@@ -1,23 +1,24 @@
-//! `stackprof heap`: its clap flags (`HeapFlags`) and the parsed request (`Heap`). No I/O.
+//! `stackprof heap`: its options (`Heap`), and the rules for their combinations. No I/O.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
-use clap::{ArgAction, Parser};
+use clap::builder::TypedValueParser;
+use clap::{ArgAction, Args, Parser};
 
-use super::record::{self, FindProcess, RecordOptions, SamplingOptions, Source, seconds, size};
-use super::render::Patterns;
-use super::values::{ParsedFlags, invalid_value, number, parse_flags, usage};
-use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, SourceFlags, TEMPLATE};
+use super::record::{
+    CommonOptions, CpuOptions, FindProcess, LaunchOptions, OutputOptions, PictureOptions, RecordOptions,
+    RecordingOptions, SamplingOptions, ScopeOptions, Source, SourceFlags, source,
+};
+use super::values::{
+    Pattern, Stop, check, expected, number, parse_flags, regex, seconds, size, usage, whole,
+};
 use crate::error::Result;
 use crate::heap::{Moment, ValueKind};
 use crate::sources::gdb::AllocatorNames;
 
 /// Default of `--every`, as in Go and jemalloc.
-pub const EVERY_DEFAULT_BYTES: u64 = 512 << 10;
-/// Highest `--every`.
-const EVERY_MAX_BYTES: u64 = 1 << 30;
-/// Highest `--callers`.
-const CALLERS_MAX: usize = 64;
+const EVERY_DEFAULT_BYTES: u64 = 512 << 10;
 /// Default of `--max-slowdown`.
 const MAX_SLOWDOWN_PERCENT: f64 = 10.0;
 /// Nominal rate of a heap recording: each sample counts once, whatever its weight.
@@ -27,7 +28,6 @@ const HZ: u32 = 1000;
 #[derive(Debug, Parser)]
 #[command(
     name = "stackprof heap",
-    version,
     about = "Record who allocates the memory of a command, and who never frees it.",
     override_usage = "stackprof heap [OPTIONS] -- COMMAND [ARGS...]
        stackprof heap --pid N [OPTIONS]
@@ -49,222 +49,199 @@ Examples:
   stackprof heap -o a.pb.gz -- ./prog        keep it; go tool pprof -inuse_space
   stackprof gate --type inuse_space --base base --new new
 ",
-    help_template = TEMPLATE,
-    max_term_width = 80,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    args_override_self = true,
-    mut_arg("pid", |arg| arg.help("Process to attach to, by id or name")),
-    mut_arg("hz", |arg| arg.hide(true)),
-    mut_arg("idle", |arg| arg.hide(true)),
-    mut_arg("timeline_memory", |arg| arg.hide(true)),
-    mut_arg("no_timeline", |arg| arg.hide(true)),
-    mut_arg("source", |arg| arg.hide(true)),
-    mut_arg("kernel", |arg| arg.hide(true)),
-    mut_arg("no_kernel", |arg| arg.hide(true)),
-    mut_arg("max_stop", |arg| arg.hide(true)),
-    mut_arg("pprof_timestamps", |arg| arg.hide(true)),
-    mut_arg("run_as", |arg| arg.hide(true))
+    mut_arg("pid", |arg| arg.help("Process to attach to, by id or name"))
 )]
 pub(super) struct HeapFlags {
-    /// Bytes allocated per sample, on average, such as 64K; 1 samples all allocations
-    /// [default: 512K]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true, help_heading = HEAP)]
-    every: Option<OsString>,
-    /// Also record anonymous mappings (mmap) of the command, which are freed page by
-    /// page: arenas of Python, garbage collectors and other allocators
-    #[arg(long, help_heading = HEAP)]
-    mmap: bool,
-    /// Report the memory in use at the peak [default: at the end]
-    #[arg(long, help_heading = HEAP)]
-    peak: bool,
-    /// Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space,
-    /// alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof and OTLP
-    /// have all [default: inuse_space]
-    #[arg(long = "type", value_name = "TYPE", help_heading = HEAP)]
-    value_type: Option<String>,
-    /// Callers per row of the table of leaks, 1 to 64 [default: as needed]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = HEAP)]
-    callers: Option<OsString>,
-    /// Functions to skip in the table of leaks, like operator new and xmalloc: their
-    /// callers are shown; may be given more than once
-    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = HEAP)]
-    skip: Vec<OsString>,
-    /// Count as in use only blocks that are at least this old at the end: what is
-    /// freed soon is no leak
-    #[arg(long, value_name = "SECS", allow_hyphen_values = true, help_heading = HEAP)]
-    older_than: Option<OsString>,
-    /// With --pid: end the recording if the probes slow the process by more than this
-    /// [default: 10]
-    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = HEAP)]
-    max_slowdown: Option<OsString>,
-    /// With --gdb: a function that allocates as many bytes as its first argument says;
-    /// may be given more than once [default: malloc and other known names]
-    #[arg(long, value_name = "NAME", action = ArgAction::Append, help_heading = HEAP)]
-    alloc: Vec<String>,
-    /// With --gdb: a function that frees the block that its first argument points to
-    #[arg(long, value_name = "NAME", action = ArgAction::Append, help_heading = HEAP)]
-    free: Vec<String>,
+    #[command(flatten)]
+    heap: Heap,
     #[command(flatten)]
     source: SourceFlags,
     /// One root frame per process, `name (pid)`, instead of one per name
-    #[arg(long, help_heading = HEAP)]
+    #[arg(long, help_heading = "Heap")]
     per_process: bool,
+    /// End a command that still runs when the recording ends: SIGTERM, after 5 s
+    /// SIGKILL [default: it runs on]
+    #[arg(long, help_heading = "Process")]
+    kill_after: bool,
     #[command(flatten)]
-    launch: LaunchFlags,
+    sampling: SamplingOptions,
     #[command(flatten)]
-    recording: RecordingFlags,
+    output: OutputOptions,
+    #[command(flatten)]
+    picture: PictureOptions,
+    #[command(flatten)]
+    common: CommonOptions,
     #[arg(hide = true, trailing_var_arg = true)]
     stray: Vec<OsString>,
 }
 
-const HEAP: &str = "Heap";
+/// How allocations are recorded and shown.
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(next_help_heading = "Heap")]
+pub struct Heap {
+    /// Bytes allocated per sample, on average, such as 64K; 1 samples all allocations
+    /// [default: 512K]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    #[arg(value_parser = size("a size from 1 to 1G, such as 512K", 1, 1 << 30))]
+    pub(crate) every: Option<u64>,
+    /// Also record anonymous mappings (mmap) of the command, which are freed page by
+    /// page: arenas of Python, garbage collectors and other allocators
+    #[arg(long)]
+    pub mmap: bool,
+    /// Report the memory in use at the peak [default: at the end]
+    #[arg(long)]
+    pub(crate) peak: bool,
+    /// Value in flame graphs and folded stacks: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof and OTLP
+    /// have all [default: inuse_space]
+    #[arg(long = "type", value_name = "TYPE", value_parser = value_kind())]
+    pub(crate) value_type: Option<ValueKind>,
+    /// Callers per row of the table of leaks, 1 to 64 [default: as needed]
+    #[arg(long, value_name = "N", value_parser = whole(1, 64), allow_hyphen_values = true)]
+    pub callers: Option<usize>,
+    /// Functions to skip in the table of leaks, like operator new and xmalloc: their
+    /// callers are shown; may be given more than once
+    #[arg(long, value_name = "REGEX", value_parser = regex(), action = ArgAction::Append)]
+    pub skip: Vec<Pattern>,
+    /// Count as in use only blocks that are at least this old at the end: what is
+    /// freed soon is no leak
+    #[arg(long, value_name = "SECS", value_parser = seconds(), allow_hyphen_values = true)]
+    pub(crate) older_than: Option<Duration>,
+    /// With --pid: end the recording if the probes slow the process by more than this
+    /// [default: 10]
+    #[arg(long, value_name = "PERCENT", value_parser = slowdown(), allow_hyphen_values = true)]
+    pub(crate) max_slowdown: Option<f64>,
+    /// With --gdb: a function that allocates as many bytes as its first argument says;
+    /// may be given more than once [default: malloc and other known names]
+    #[arg(long, value_name = "NAME", action = ArgAction::Append)]
+    pub(crate) alloc: Vec<String>,
+    /// With --gdb: a function that frees the block that its first argument points to
+    #[arg(long, value_name = "NAME", action = ArgAction::Append)]
+    pub(crate) free: Vec<String>,
+}
+
+fn value_kind() -> impl TypedValueParser<Value = ValueKind> {
+    expected(format!("one of {}", ValueKind::ALL.map(ValueKind::name).join(", ")), ValueKind::from_name)
+}
+
+fn slowdown() -> impl TypedValueParser<Value = f64> {
+    expected("a percentage above 0, such as 10", |text| number(text).filter(|percent| *percent > 0.0))
+}
+
+impl Heap {
+    /// Bytes per sample on average.
+    #[must_use]
+    pub fn every_bytes(&self) -> u64 {
+        self.every.unwrap_or(EVERY_DEFAULT_BYTES)
+    }
+
+    /// The moment of the in-use values.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        if self.peak { Moment::Peak } else { Moment::End }
+    }
+
+    /// The value type for formats with a single one.
+    #[must_use]
+    pub fn shown(&self) -> ValueKind {
+        self.value_type.unwrap_or(ValueKind::InuseSpace)
+    }
+
+    /// Minimum age of blocks that count as in use at the end, nanoseconds: at most 31 years.
+    #[must_use]
+    pub fn older_than_ns(&self) -> Option<u64> {
+        self.older_than.map(|age| age.as_nanos() as u64)
+    }
+
+    /// Slowdown limit of an attached process, percent of the elapsed time, or of its CPU time if that is more.
+    #[must_use]
+    pub fn max_slowdown_percent(&self) -> f64 {
+        self.max_slowdown.unwrap_or(MAX_SLOWDOWN_PERCENT)
+    }
+
+    /// Functions of the firmware's allocator.
+    #[must_use]
+    pub fn allocator(&self) -> AllocatorNames {
+        AllocatorNames { allocate: self.alloc.clone(), free: self.free.clone() }
+    }
+
+    /// Refuses options that do not apply to the source.
+    fn check(&self, source: &Source) -> Result<()> {
+        let is_stub = matches!(source, Source::Gdb(_));
+        check(&[
+            (
+                self.max_slowdown.is_some() && !matches!(source, Source::Pid(_)),
+                "--max-slowdown is for a process that runs already; leave it out without --pid",
+            ),
+            (
+                self.mmap && !matches!(source, Source::Launch(_)),
+                "--mmap is for a command, which loads the library that records it; leave it out",
+            ),
+            (
+                !is_stub && (!self.alloc.is_empty() || !self.free.is_empty()),
+                "--alloc and --free name the functions of firmware; leave them out without --gdb",
+            ),
+            (
+                self.alloc.is_empty() != self.free.is_empty(),
+                "--alloc and --free belong together; name a function for each",
+            ),
+            (
+                self.peak && self.older_than.is_some(),
+                "--older-than counts the blocks at the end; leave it out with --peak",
+            ),
+            (
+                self.every.is_some() && is_stub,
+                "--every is for sampling; behind a stub each block is recorded, leave it out",
+            ),
+        ])
+    }
+}
+
+/// Why there is no such option of `heap`, if it is one of a recording of CPU time.
+fn no_option(option: &str) -> Option<String> {
+    let of_cpu_time = RecordingOptions::augment_args(LaunchOptions::augment_args(clap::Command::new("")));
+    let arg = of_cpu_time.get_arguments().find(|arg| {
+        let long = arg.get_long().is_some_and(|long| option.strip_prefix("--") == Some(long));
+        long || arg.get_short().is_some_and(|short| option == format!("-{short}"))
+    })?;
+    Some(match arg.get_long()? {
+        "as" => "heap --as is not in this version; run stackprof as that user: sudo -u USER stackprof heap"
+            .to_owned(),
+        long => format!("--{long} is for recordings of CPU time; leave it out of heap"),
+    })
+}
 
 /// Parses the arguments after `heap`.
-///
-/// # Errors
-/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
 pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,
     find: FindProcess<'_>,
-) -> Result<ParsedFlags<RecordOptions>> {
+) -> std::result::Result<RecordOptions, Stop> {
     const FORM: &str = "stackprof heap [OPTIONS] -- COMMAND";
-    let flags: HeapFlags = match parse_flags("stackprof heap", words)? {
-        ParsedFlags::Flags(flags) => flags,
-        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
-    };
+    let flags: HeapFlags = parse_flags(words, no_option)?;
     if let Some(word) = flags.stray.first() {
-        return Err(usage(format!("`{}`: put the command after --: {FORM}", word.display())));
+        return Err(usage(format!("`{}`: put the command after --: {FORM}", word.display())).into());
     }
-    let none = flags.source.pid.is_empty() && flags.source.gdb.is_none() && flags.source.exec.is_none();
+    let HeapFlags { mut heap, sampling, output, picture, common, .. } = flags;
+    let SourceFlags { pid, gdb, exec, .. } = &flags.source;
     let launch = launch.filter(|command| !command.is_empty());
-    if none && launch.is_none() {
-        return Err(usage(format!("say which program: {FORM}, --pid N or --gdb STUB")));
+    check(&[
+        (
+            pid.is_empty() && gdb.is_none() && exec.is_none() && launch.is_none(),
+            &format!("say which program: {FORM}, --pid N or --gdb STUB"),
+        ),
+        (pid.len() > 1, "heap follows one process; give one --pid"),
+    ])?;
+    let source = source(flags.source, launch, find)?;
+    heap.check(&source)?;
+    if matches!(source, Source::Gdb(_)) {
+        heap.every = Some(1);
     }
-    if flags.source.pid.len() > 1 {
-        return Err(usage("heap follows one process; give one --pid"));
-    }
-    let source = record::source(&flags.source, launch, find)?;
-    check(&flags, &source)?;
-    let heap = request(&flags, matches!(source, Source::Gdb(_)))?;
-    let launch = record::launch_options(&source, flags.launch)?;
-    let scope = ScopeFlags { per_process: flags.per_process, ..ScopeFlags::default() };
-    let recording = record::recording(source, launch, &scope, flags.recording)?;
-    let sampling = SamplingOptions { hz: HZ, timeline_bytes: 0, ..recording.sampling };
-    Ok(ParsedFlags::Flags(RecordOptions { heap: Some(heap), sampling, ..recording }))
-}
-
-/// Refuses options that do not apply to the source.
-fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
-    let is_probed = matches!(source, Source::Pid(_));
-    let is_stub = matches!(source, Source::Gdb(_));
-    if flags.max_slowdown.is_some() && !is_probed {
-        return Err(usage("--max-slowdown is for a process that runs already; leave it out without --pid"));
-    }
-    if flags.mmap && !matches!(source, Source::Launch(_)) {
-        return Err(usage("--mmap is for a command, which loads the library that records it; leave it out"));
-    }
-    if !is_stub && (!flags.alloc.is_empty() || !flags.free.is_empty()) {
-        return Err(usage("--alloc and --free name the functions of firmware; leave them out without --gdb"));
-    }
-    if flags.alloc.is_empty() != flags.free.is_empty() {
-        return Err(usage("--alloc and --free belong together; name a function for each"));
-    }
-    if flags.peak && flags.older_than.is_some() {
-        return Err(usage("--older-than counts the blocks at the end; leave it out with --peak"));
-    }
-    if flags.every.is_some() && is_stub {
-        return Err(usage("--every is for sampling; behind a stub each block is recorded, leave it out"));
-    }
-    if flags.launch.run_as.is_some() {
-        return Err(usage(
-            "heap --as is not in this version; run stackprof as that user: sudo -u USER stackprof heap",
-        ));
-    }
-    let recording = &flags.recording;
-    let of_cpu_time = [
-        ("--hz", recording.hz.is_some()),
-        ("--idle", recording.idle),
-        ("--timeline-memory", recording.timeline_memory.is_some()),
-        ("--no-timeline", recording.no_timeline),
-        ("--source", recording.source.is_some()),
-        ("--kernel", recording.kernel),
-        ("--no-kernel", recording.no_kernel),
-        ("--max-stop", recording.max_stop.is_some()),
-        ("--pprof-timestamps", recording.pprof_timestamps),
-    ];
-    if let Some((option, _)) = of_cpu_time.iter().find(|(_, given)| *given) {
-        return Err(usage(format!("{option} is for recordings of CPU time; leave it out of heap")));
-    }
-    Ok(())
-}
-
-/// Options of the recording and its presentation.
-fn request(flags: &HeapFlags, is_stub: bool) -> Result<Heap> {
-    Ok(Heap {
-        every_bytes: match &flags.every {
-            Some(text) => size("--every", text, "a size from 1 to 1G, such as 512K", 1..=EVERY_MAX_BYTES)?,
-            None if is_stub => 1,
-            None => EVERY_DEFAULT_BYTES,
-        },
-        records_mappings: flags.mmap,
-        moment: if flags.peak { Moment::Peak } else { Moment::End },
-        shown: match &flags.value_type {
-            Some(name) => ValueKind::from_name(name).ok_or_else(|| {
-                let names = ValueKind::ALL.map(ValueKind::name).join(", ");
-                invalid_value("--type", name.as_ref(), &format!("one of {names}"))
-            })?,
-            None => ValueKind::InuseSpace,
-        },
-        callers: match &flags.callers {
-            Some(text) => {
-                let expected = format!("a whole number from 1 to {CALLERS_MAX}");
-                Some(number("--callers", text, &expected, |callers| (1..=CALLERS_MAX).contains(&callers))?)
-            }
-            None => None,
-        },
-        skip: Patterns::new("--skip", &flags.skip)?,
-        older_than_ns: match &flags.older_than {
-            // At most 31 years.
-            Some(text) => Some(seconds("--older-than", text)?.as_nanos() as u64),
-            None => None,
-        },
-        max_slowdown_percent: match &flags.max_slowdown {
-            Some(text) => {
-                number("--max-slowdown", text, "a percentage above 0, such as 10", |percent: f64| {
-                    percent > 0.0
-                })?
-            }
-            None => MAX_SLOWDOWN_PERCENT,
-        },
-        allocator: AllocatorNames { allocate: flags.alloc.clone(), free: flags.free.clone() },
-    })
-}
-
-// ---- The parsed options of a heap recording.
-
-/// How allocations are recorded and shown.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Heap {
-    /// Bytes per sample on average.
-    pub every_bytes: u64,
-    /// Records anonymous mappings, too.
-    pub records_mappings: bool,
-    /// The moment of the in-use values.
-    pub moment: Moment,
-    /// The value type for formats with a single one.
-    pub shown: ValueKind,
-    /// Number of callers in the table of leaks; `None`: as many as tell sites apart.
-    pub callers: Option<usize>,
-    /// Functions skipped in the table of leaks.
-    pub skip: Patterns,
-    /// Minimum age of blocks that count as in use at the end, nanoseconds.
-    pub older_than_ns: Option<u64>,
-    /// Slowdown limit of an attached process, percent of the elapsed time, or of its CPU time if that is more.
-    pub max_slowdown_percent: f64,
-    /// Functions of the firmware's allocator.
-    pub allocator: AllocatorNames,
+    let cpu = CpuOptions { hz: Some(HZ), no_timeline: true, ..CpuOptions::default() };
+    let launch = LaunchOptions { run_as: None, kill_after: flags.kill_after };
+    let scope = ScopeOptions { per_process: flags.per_process, ..ScopeOptions::default() };
+    let recording = RecordingOptions { cpu, sampling, output, pprof_timestamps: false, picture, common };
+    Ok(RecordOptions { source, launch, heap: Some(heap), scope, recording }.checked()?)
 }
 
 #[cfg(test)]
@@ -283,12 +260,12 @@ mod tests {
     #[test]
     fn all_options_are_parsed() {
         let plain = recording("heap -- prog -x").heap.expect("of allocations");
-        assert_eq!((plain.every_bytes, plain.moment, plain.callers), (512 << 10, Moment::End, None));
-        assert_eq!(plain.shown, ValueKind::InuseSpace);
+        assert_eq!((plain.every_bytes(), plain.moment(), plain.callers), (512 << 10, Moment::End, None));
+        assert_eq!(plain.shown(), ValueKind::InuseSpace);
         let line = "heap --every 64K --peak --type alloc_space --callers 3 --skip ^my_ -o a.pb.gz -q -- prog";
-        let asked = recording(line).heap.expect("of allocations");
-        assert_eq!((asked.every_bytes, asked.moment, asked.callers), (64 << 10, Moment::Peak, Some(3)));
-        assert_eq!((asked.shown, asked.skip.texts()), (ValueKind::AllocSpace, vec!["^my_"]));
+        let given = recording(line).heap.expect("of allocations");
+        assert_eq!((given.every_bytes(), given.moment(), given.callers), (64 << 10, Moment::Peak, Some(3)));
+        assert_eq!((given.shown(), given.skip[0].as_str()), (ValueKind::AllocSpace, "^my_"));
         assert_eq!(recording("-- prog").heap, None);
     }
 

@@ -1,21 +1,20 @@
-//! `stackprof open`: the file and how to show it (`Open`), and the viewer that shows a profile, also after a
+//! `stackprof open`: its options, which are the request (`Open`), and the viewer that shows a profile, also after a
 //! recording (`ViewerOptions`). No I/O.
 
-use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Parser;
+use clap::builder::{OsStringValueParser, TypedValueParser, ValueHint};
+use clap::{Args, Parser};
 
-use super::values::{ParsedFlags, Verbosity, invalid_value, number, parse_flags, usage, verbosity};
-use crate::cli::flags::{CommonFlags, TEMPLATE, ViewerFlags};
-use crate::error::Result;
+use super::record::CommonOptions;
+use super::values::{Stop, check, expected, number, parse_flags, usage};
 
 /// `stackprof open ...`
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, PartialEq, Parser)]
 #[command(
     name = "stackprof open",
-    version,
     about = "Look at a saved profile in the Firefox Profiler, speedscope, or a page of its own.",
     override_usage = "stackprof open PROFILE [OPTIONS]",
     before_help = "The viewer is a web page. It asks a server in this process for the profile, for
@@ -29,76 +28,51 @@ Examples:
   stackprof open a.pb.gz --no-browser          print the address only
   stackprof --open -- ./prog                   record, then look at it
 ",
-    help_template = TEMPLATE,
-    max_term_width = 80,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    args_override_self = true,
     mut_arg("verbose", |arg| arg.help("Also print which images and files cannot be shown, and why"))
 )]
-pub(crate) struct OpenFlags {
+pub struct Open {
+    /// How it is shown.
     #[command(flatten)]
-    viewer: ViewerFlags,
+    pub viewer: ViewerOptions,
     /// Refuse a file with lines or samples that are not understood. Without
     /// this they are left out and counted, up to half of them
     #[arg(long, help_heading = "Input")]
-    strict: bool,
+    pub strict: bool,
+    /// What every command takes.
     #[command(flatten)]
-    common: CommonFlags,
-    #[arg(
-        hide = true,
-        value_hint = clap::ValueHint::AnyPath,
-        value_parser = clap::builder::OsStringValueParser::new()
-    )]
-    profile: Vec<OsString>,
+    pub common: CommonOptions,
+    #[arg(hide = true, value_parser = OsStringValueParser::new().map(PathBuf::from), value_hint = ValueHint::AnyPath)]
+    profile: Vec<PathBuf>,
 }
 
-/// A profile to show.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Open {
+impl Open {
     /// The file; `-` is standard input.
-    pub profile: PathBuf,
-    /// Viewer options.
-    pub viewer_options: ViewerOptions,
-    /// Whether a file that is only partly understood is refused.
-    pub strict: bool,
-    /// Verbosity on standard error.
-    pub verbosity: Verbosity,
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.profile.first().map_or(Path::new(""), PathBuf::as_path)
+    }
 }
 
 /// Parses the arguments after `open`.
-///
-/// # Errors
-/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Open>> {
+pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Open, Stop> {
     const FORM: &str = "stackprof open PROFILE";
-    let mut flags: OpenFlags = match parse_flags("stackprof open", words)? {
-        ParsedFlags::Flags(flags) => flags,
-        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
-    };
-    flags.profile.extend(launch.unwrap_or_default().iter().cloned());
-    let profile = match flags.profile.as_slice() {
-        [] => return Err(usage(format!("missing argument PROFILE: {FORM}"))),
-        [profile] if profile.is_empty() => {
-            return Err(usage(format!("the profile's name is empty; name a file: {FORM}")));
-        }
-        [profile] => profile.into(),
-        [_, other, ..] => {
-            let other = other.display();
-            return Err(usage(format!(
-                "one profile at a time; unexpected argument `{other}` (stackprof render A B -o both.pb.gz merges)"
-            )));
-        }
-    };
-    Ok(ParsedFlags::Flags(Open {
-        profile,
-        viewer_options: viewer_options(&flags.viewer)?,
-        strict: flags.strict,
-        verbosity: verbosity(&flags.common)?,
-    }))
+    let mut open: Open = parse_flags(words, |_| None)?;
+    open.profile.extend(launch.into_iter().flatten().map(PathBuf::from));
+    if let Some(other) = open.profile.get(1) {
+        let other = other.display();
+        let why = format!(
+            "one profile at a time; unexpected argument `{other}` (stackprof render A B -o both.pb.gz merges)"
+        );
+        return Err(usage(why).into());
+    }
+    check(&[
+        (open.profile.is_empty(), &format!("missing argument PROFILE: {FORM}")),
+        (open.path().as_os_str().is_empty(), &format!("a profile's name is empty; name a file: {FORM}")),
+    ])?;
+    Ok(open)
 }
 
-// ---- Options of the viewer that shows a profile: which one, whether a browser is started, timeout of the server.
+// ---- The viewer that shows a profile: which one, whether a browser is started, timeout of the server.
 
 /// Default timeout of the server after the last request.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
@@ -118,48 +92,45 @@ pub enum Viewer {
     Hosted(String),
 }
 
-/// Options of the viewer that shows a profile.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Which viewer.
+#[derive(Clone, Debug, Default, PartialEq, Args)]
+#[command(next_help_heading = "Viewer")]
 pub struct ViewerOptions {
-    /// The viewer; `None` is the Firefox Profiler, or the page without a network.
+    /// firefox, speedscope, html (a page in a file), or the address of a Firefox
+    /// Profiler that you host [default: firefox; html without a network]
+    #[arg(long, value_name = "NAME|URL", value_parser = viewer())]
     pub viewer: Option<Viewer>,
-    /// Whether a browser is started.
-    pub browser: bool,
+    /// Start no browser: print the address
+    #[arg(long)]
+    pub no_browser: bool,
+    /// Exit after this many seconds without a request, counted from the first
+    /// request; 0 is never [default: 60]
+    #[arg(long, value_name = "SECS", value_parser = timeout(), allow_hyphen_values = true)]
+    pub(super) timeout: Option<Duration>,
+}
+
+impl ViewerOptions {
     /// Timeout of the server after the last request; `None` waits forever.
-    pub timeout: Option<Duration>,
-}
-
-impl Default for ViewerOptions {
-    fn default() -> ViewerOptions {
-        ViewerOptions { viewer: None, browser: true, timeout: Some(TIMEOUT_DEFAULT) }
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        Some(self.timeout.unwrap_or(TIMEOUT_DEFAULT)).filter(|timeout| !timeout.is_zero())
     }
 }
 
-/// Parses the viewer options.
-pub(super) fn viewer_options(flags: &ViewerFlags) -> Result<ViewerOptions> {
-    let viewer = flags.viewer.as_deref().map(viewer).transpose()?;
-    let expected = "seconds, 0 or more (60 or 0.5)";
-    let timeout = match &flags.timeout {
-        None => Some(TIMEOUT_DEFAULT),
-        Some(text) => {
-            let seconds = number("--timeout", text, expected, |s: f64| (0.0..=TIMEOUT_MAX_S).contains(&s))?;
-            Some(Duration::from_secs_f64(seconds)).filter(|timeout| !timeout.is_zero())
-        }
-    };
-    Ok(ViewerOptions { viewer, browser: !flags.no_browser, timeout })
+fn timeout() -> impl TypedValueParser<Value = Duration> {
+    expected("seconds, 0 or more (60 or 0.5)", |text| {
+        number(text).filter(|seconds| (0.0..=TIMEOUT_MAX_S).contains(seconds)).map(Duration::from_secs_f64)
+    })
 }
 
-fn viewer(text: &OsStr) -> Result<Viewer> {
-    let expected = "firefox, speedscope, html, or an address that begins with https:// or http://";
-    match text.to_str() {
-        Some("firefox") => Ok(Viewer::Firefox),
-        Some("speedscope") => Ok(Viewer::Speedscope),
-        Some("html") => Ok(Viewer::Html),
-        Some(address) if origin(address).is_some() => {
-            Ok(Viewer::Hosted(address.trim_end_matches('/').to_owned()))
-        }
-        _ => Err(invalid_value("--viewer", text, expected)),
-    }
+fn viewer() -> impl TypedValueParser<Value = Viewer> {
+    let known = "firefox, speedscope, html, or an address that begins with https:// or http://";
+    expected(known, |text| match text {
+        "firefox" => Some(Viewer::Firefox),
+        "speedscope" => Some(Viewer::Speedscope),
+        "html" => Some(Viewer::Html),
+        address => origin(address).map(|_| Viewer::Hosted(address.trim_end_matches('/').to_owned())),
+    })
 }
 
 /// Scheme and host of a URL, as browsers send it in `Origin`; `None` if it is not the URL of a page.
@@ -186,18 +157,20 @@ pub fn origin(address: &str) -> Option<String> {
 mod tests {
     use super::Viewer;
     use super::*;
-    use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
+    use crate::cli::args::{Command, Verbosity};
 
     #[test]
     fn every_option_is_parsed() {
         let Ok(Command::Open(open)) = parsed("open a.pb.gz") else { panic!("no open") };
-        assert_eq!((open.profile, open.viewer_options), (PathBuf::from("a.pb.gz"), ViewerOptions::default()));
+        assert_eq!((open.path(), &open.viewer), (Path::new("a.pb.gz"), &ViewerOptions::default()));
+        assert_eq!(open.viewer.timeout(), Some(TIMEOUT_DEFAULT));
         let line = "open --viewer http://LOCALHOST:4242/ --no-browser --timeout 0 --strict -q -- -x";
         let Ok(Command::Open(open)) = parsed(line) else { panic!("no open") };
         let viewer = Some(Viewer::Hosted("http://LOCALHOST:4242".to_owned()));
-        assert_eq!(open.viewer_options, ViewerOptions { viewer, browser: false, timeout: None });
-        assert!(open.strict && open.verbosity == Verbosity::Quiet && open.profile.as_os_str() == "-x");
+        let shown = &open.viewer;
+        assert_eq!((&shown.viewer, shown.no_browser, shown.timeout()), (&viewer, true, None));
+        assert!(open.strict && open.common.verbosity() == Verbosity::Quiet && open.path() == Path::new("-x"));
     }
 
     #[test]
@@ -206,8 +179,8 @@ mod tests {
             panic!("no recording")
         };
         let expected =
-            ViewerOptions { viewer: Some(Viewer::Speedscope), browser: false, ..ViewerOptions::default() };
-        assert_eq!(record.output.open, Some(expected));
+            ViewerOptions { viewer: Some(Viewer::Speedscope), no_browser: true, ..ViewerOptions::default() };
+        assert_eq!((record.recording.output.open, record.recording.output.viewer), (true, expected));
         for option in ["--viewer html", "--no-browser", "--timeout 5"] {
             let name = option.split(' ').next().unwrap_or_default();
             let refused = parsed(&format!("{option} --pid 1")).expect_err("refused").to_string();

@@ -1,25 +1,26 @@
-//! `stackprof render`: its clap flags and parsed request. No I/O.
+//! `stackprof render`: its options, which are the request (`Render`), and those of reading saved profiles
+//! (`InputOptions`). No I/O.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use clap::{ArgAction, Parser};
-use regex_lite::Regex;
+use clap::builder::{OsStringValueParser, TypedValueParser, ValueHint};
+use clap::{ArgAction, Args, Parser};
 
+use super::compare::TOP_DEFAULT;
+use super::record::{CommonOptions, GraphOptions, is_number};
 use super::values::{
-    Destination, GraphOptions, Output, ParsedFlags, Verbosity, check_distinct, invalid_value, once, outputs,
-    parse_flags, time_range, usage, verbosity,
+    Destination, Output, Pattern, Stop, Written, check, check_distinct, once, outputs, parse_flags, regex,
+    time, usage, value,
 };
-use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::outputs::Format;
 use crate::error::Result;
 
 /// `stackprof render ...`
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, PartialEq, Parser)]
 #[command(
     name = "stackprof render",
-    version,
     about = "Turn saved profiles into a flame graph or any other format; several are merged.",
     override_usage = "stackprof render PROFILE... (-o FILE | --top [N]) [OPTIONS]",
     before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, OTLP, `perf
@@ -33,251 +34,204 @@ Examples:
   stackprof render a.pb.gz --include parse -o -         stacks through parse
   stackprof render a.pb.gz --root '^main$' -o a.svg     seen from main on
 ",
-    help_template = TEMPLATE,
-    max_term_width = 80,
-    disable_help_flag = true,
-    disable_version_flag = true,
-    args_override_self = true,
     mut_arg("verbose", |arg| arg.hide(true))
 )]
-pub(super) struct RenderFlags {
+pub struct Render {
     /// Write the profile here; may be given more than once. The extension
     /// selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
     /// .firefox.json .otlp .otlp.gz), - is folded stacks on standard output
-    #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
+    #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = "Output")]
     output: Vec<PathBuf>,
     /// Format of outputs whose extension is none of these: svg, html, folded,
     /// pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)
-    #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
-    format: Option<OsString>,
+    #[arg(long, value_name = "FORMAT", value_parser = value(Format::from_name), help_heading = "Output")]
+    format: Option<Format>,
+    /// The outputs with their formats; empty only with a table.
+    #[arg(skip)]
+    pub outputs: Vec<Output>,
     /// Print the N functions with the most self samples as a table [default: 20]
-    #[arg(long, value_name = "N", num_args = 0..=1, allow_negative_numbers = true, help_heading = OUTPUT)]
+    #[arg(long, value_name = "N", num_args = 0..=1, allow_negative_numbers = true, help_heading = "Output")]
     top: Option<Option<OsString>>,
+    /// Rows of that table.
+    #[arg(skip)]
+    pub rows: Option<usize>,
     /// Heading of the flame graph [default: the name of the process]
-    #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
-    title: Option<String>,
+    #[arg(long, value_name = "TEXT", help_heading = "Output")]
+    pub title: Option<String>,
     /// In pprof files, write each sample by itself, with its time as a label
     /// (end_timestamp_ns), if the profile has times
-    #[arg(long, help_heading = OUTPUT)]
-    pprof_timestamps: bool,
+    #[arg(long, help_heading = "Output")]
+    pub pprof_timestamps: bool,
     /// Stack-reversed flame graph: leaf functions at the root, then their callers
-    #[arg(long, help_heading = OUTPUT)]
-    reverse: bool,
+    #[arg(long, help_heading = "Output")]
+    pub reverse: bool,
     /// Frames with their source line: function (file:line), where the profile
     /// has them
-    #[arg(long, help_heading = OUTPUT)]
-    lines: bool,
-    /// Leave out frames narrower than this part of the graph [default: 0.01]
-    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = OUTPUT)]
-    min_width: Option<OsString>,
+    #[arg(long, help_heading = "Output")]
+    pub lines: bool,
+    /// How flame graphs look.
     #[command(flatten)]
-    look: LookFlags,
+    pub graph: GraphOptions,
     /// Only samples since this time of the recording, such as 2.5s or 300ms
-    #[arg(long, value_name = "TIME", action = ArgAction::Append, allow_hyphen_values = true, help_heading = STACKS)]
-    from: Vec<OsString>,
+    #[arg(long, value_name = "TIME", value_parser = time(), action = ArgAction::Append)]
+    #[arg(allow_hyphen_values = true, help_heading = STACKS)]
+    from: Vec<Written<u64>>,
     /// Only samples before this time of the recording
-    #[arg(long, value_name = "TIME", action = ArgAction::Append, allow_hyphen_values = true, help_heading = STACKS)]
-    to: Vec<OsString>,
+    #[arg(long, value_name = "TIME", value_parser = time(), action = ArgAction::Append)]
+    #[arg(allow_hyphen_values = true, help_heading = STACKS)]
+    to: Vec<Written<u64>>,
     /// Only threads whose name, or `name (id)`, matches; for profiles recorded
     /// with --threads, or with times of samples
-    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
-    thread: Vec<OsString>,
+    #[arg(long, value_name = "REGEX", value_parser = regex(), action = ArgAction::Append, help_heading = STACKS)]
+    pub thread: Vec<Pattern>,
     /// Source and instructions in .html outputs: source files below this directory
     /// that the profile names; may be given more than once
-    #[arg(long, value_name = "DIR", action = ArgAction::Append, help_heading = OUTPUT)]
-    source_dir: Vec<PathBuf>,
+    #[arg(long, value_name = "DIR", action = ArgAction::Append, help_heading = "Output")]
+    pub source_dir: Vec<PathBuf>,
     /// Only stacks with a matching frame; given twice, one match is enough
-    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
-    include: Vec<OsString>,
+    #[arg(long, value_name = "REGEX", value_parser = regex(), action = ArgAction::Append, help_heading = STACKS)]
+    pub include: Vec<Pattern>,
     /// No stacks with a matching frame
-    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
-    exclude: Vec<OsString>,
+    #[arg(long, value_name = "REGEX", value_parser = regex(), action = ArgAction::Append, help_heading = STACKS)]
+    pub exclude: Vec<Pattern>,
     /// Only stacks with a matching function, seen from the outermost one on
-    #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
-    root: Vec<OsString>,
-    /// Value of a heap profile to read: inuse_space, inuse_objects, alloc_space,
-    /// alloc_objects or another one in the file [default: the one it shows]
-    #[arg(long = "type", value_name = "TYPE", help_heading = INPUT)]
-    value_type: Option<String>,
-    /// Refuse a file with lines or samples that are not understood. Without
-    /// this they are left out and counted, up to half of them
-    #[arg(long, help_heading = INPUT)]
-    strict: bool,
+    #[arg(long, value_name = "REGEX", value_parser = regex(), action = ArgAction::Append, help_heading = STACKS)]
+    pub root: Vec<Pattern>,
+    /// What is read.
     #[command(flatten)]
-    common: CommonFlags,
-    #[arg(
-        hide = true,
-        value_hint = clap::ValueHint::AnyPath,
-        value_parser = clap::builder::OsStringValueParser::new()
-    )]
-    profiles: Vec<OsString>,
+    pub input: InputOptions,
+    /// What every command takes.
+    #[command(flatten)]
+    pub common: CommonOptions,
 }
 
-const INPUT: &str = "Input";
-
-const OUTPUT: &str = "Output";
 const STACKS: &str = "Which stacks";
 
-/// Saved profiles to convert.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Render {
-    /// Profiles to read and, if several, merge; never empty. `-` is standard input.
-    pub profiles: Vec<PathBuf>,
-    /// Outputs to write; empty only with `top`.
-    pub outputs: Vec<Output>,
-    /// Rows of the printed table of functions.
-    pub top: Option<usize>,
-    /// Time range to keep, nanoseconds since the recording began.
-    pub time: Option<Range<u64>>,
-    /// Threads to keep.
-    pub thread: Patterns,
-    /// Stacks to keep.
-    pub include: Patterns,
-    /// Stacks to drop.
-    pub exclude: Patterns,
-    /// Functions that become the root.
-    pub root: Patterns,
-    /// How flame graphs look.
-    pub graph: GraphOptions,
-    /// One pprof sample per time.
-    pub pprof_timestamps: bool,
-    /// Stack-reversed flame graph.
-    pub reverse: bool,
-    /// `function (file:line)`.
-    pub lines: bool,
-    /// Whether a file that is only partly understood is refused.
-    pub strict: bool,
-    /// The value type to read, if a stack has several.
+/// Saved profiles to read.
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(next_help_heading = "Input")]
+pub struct InputOptions {
+    /// Value of a heap profile to read: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects or another one in the file [default: the one it shows]
+    #[arg(long = "type", value_name = "TYPE")]
     pub value_type: Option<String>,
-    /// Directories of source files for pages; empty is no source and no instructions.
-    pub source_directories: Vec<PathBuf>,
-    /// Verbosity on standard error.
-    pub verbosity: Verbosity,
+    /// Refuse a file with lines or samples that are not understood. Without
+    /// this they are left out and counted, up to half of them
+    #[arg(long)]
+    pub strict: bool,
+    // `-` is standard input.
+    #[arg(hide = true, value_parser = OsStringValueParser::new().map(PathBuf::from), value_hint = ValueHint::AnyPath)]
+    pub(crate) profiles: Vec<PathBuf>,
 }
 
-/// Regular expressions of one option; one match is enough.
-#[derive(Clone, Debug, Default)]
-pub struct Patterns(Vec<Regex>);
-
-impl Patterns {
-    pub(super) fn new(option: &str, texts: &[OsString]) -> Result<Patterns> {
-        let regex = |text: &OsString| {
-            let text = text.to_string_lossy();
-            Regex::new(&text).map_err(|error| {
-                usage(format!("{option} `{text}`: expected a regular expression: {}", first_line(&error)))
-            })
-        };
-        texts.iter().map(regex).collect::<Result<_>>().map(Patterns)
+impl InputOptions {
+    /// Adds the words after `--`: every one is a file.
+    pub(super) fn add(&mut self, launch: Option<Vec<OsString>>) {
+        self.profiles.extend(launch.into_iter().flatten().map(PathBuf::from));
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether one of them matches somewhere in a name.
-    #[must_use]
-    pub fn matches(&self, name: &str) -> bool {
-        self.0.iter().any(|regex| regex.is_match(name))
-    }
-
-    /// As the user wrote them.
-    #[must_use]
-    pub fn texts(&self) -> Vec<&str> {
-        self.0.iter().map(Regex::as_str).collect()
+    /// Refuses names that no profile can have; `form` is how the command is used.
+    pub(super) fn check(&self, form: &str) -> Result<()> {
+        check(&[
+            (
+                self.profiles.iter().any(|path| path.as_os_str().is_empty()),
+                &format!("a profile's name is empty; name a file: {form}"),
+            ),
+            (
+                self.profiles.iter().filter(|path| path.as_os_str() == "-").count() > 1,
+                "standard input can be read only once; give one -",
+            ),
+        ])
     }
 }
 
-impl PartialEq for Patterns {
-    fn eq(&self, other: &Patterns) -> bool {
-        self.texts() == other.texts()
+impl Render {
+    /// Time range to keep, nanoseconds since the recording began; `None` if neither end is given.
+    #[must_use]
+    pub fn time(&self) -> Option<Range<u64>> {
+        let (from, to) = (self.from.first(), self.to.first());
+        (from.is_some() || to.is_some())
+            .then(|| from.map_or(0, |from| from.value)..to.map_or(u64::MAX, |to| to.value))
     }
-}
 
-fn first_line(error: &regex_lite::Error) -> String {
-    error.to_string().lines().next().unwrap_or_default().to_lowercase()
+    /// Finds the rows of the table; the word behind `--top` may be a profile.
+    fn find_rows(&mut self) -> Result<()> {
+        let Some(given) = &self.top else { return Ok(()) };
+        let text = given.as_ref().map(|text| text.to_string_lossy());
+        let rows = text.as_ref().and_then(|text| text.parse::<usize>().ok());
+        if let Some(text) = text.filter(|text| rows == Some(0) || (rows.is_none() && is_number(text))) {
+            return Err(usage(format!("--top `{text}`: expected a whole number, 1 or more")));
+        }
+        self.rows = Some(rows.unwrap_or(TOP_DEFAULT));
+        self.input.profiles.extend(given.iter().filter(|_| rows.is_none()).map(PathBuf::from));
+        Ok(())
+    }
 }
 
 /// Parses the arguments after `render`.
-///
-/// # Errors
-/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<ParsedFlags<Render>> {
+pub(super) fn parse(words: &[OsString], launch: Option<Vec<OsString>>) -> std::result::Result<Render, Stop> {
     const FORM: &str = "stackprof render PROFILE... -o FILE";
-    const TOP_DEFAULT: usize = 20;
-    const TOP_EXPECTED: &str = "a whole number, 1 or more";
-    let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::record::is_number);
-    let mut flags: RenderFlags = match parse_flags("stackprof render", words)? {
-        ParsedFlags::Flags(flags) => flags,
-        ParsedFlags::Print(text) => return Ok(ParsedFlags::Print(text)),
-    };
+    let mut render: Render = parse_flags(words, |_| None)?;
     // First: one of these may have taken the next option for its value.
-    let time = time_range(once("--from", &flags.from)?, once("--to", &flags.to)?)?;
-    let mut top = None;
-    if let Some(rows) = &flags.top {
-        let count = rows.as_ref().map(|rows| rows.to_str().and_then(|rows| rows.parse::<usize>().ok()));
-        top = Some(count.flatten().unwrap_or(TOP_DEFAULT));
-        match count {
-            Some(Some(0)) => return Err(invalid_value("--top", OsStr::new("0"), TOP_EXPECTED)),
-            Some(None) if is_number(rows.as_deref()) => {
-                return Err(invalid_value("--top", rows.as_deref().unwrap_or_default(), TOP_EXPECTED));
-            }
-            // `render --top FILE`: the word is a profile.
-            Some(None) => flags.profiles.extend(rows.as_ref().cloned()),
-            _ => {}
-        }
-    }
-    // After `--`, every word is a file.
-    flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
-    if flags.profiles.is_empty() {
-        return Err(usage(format!("missing argument PROFILE: {FORM}")));
-    }
-    if flags.profiles.iter().any(|path| path.is_empty()) {
-        return Err(usage(format!("a profile's name is empty; name a file: {FORM}")));
-    }
-    if flags.profiles.iter().filter(|path| *path == "-").count() > 1 {
-        return Err(usage("standard input can be read only once; give one -"));
-    }
-    if flags.output.is_empty() && top.is_none() {
-        return Err(usage(format!(
-            "say what to write: {FORM} (-o - prints folded stacks, --top the hottest functions)"
-        )));
-    }
-    let format =
-        flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
-    let outputs = outputs(&flags.output, format)?;
-    check_distinct(outputs.iter().map(|output| &output.to))?;
-    if top.is_some() && outputs.iter().any(|output| output.to == Destination::Stdout) {
-        return Err(usage("--top and -o - both print on standard output; give one of them"));
-    }
-    let graph = GraphOptions::new(flags.title, flags.min_width.as_deref(), &flags.look)?;
-    Ok(ParsedFlags::Flags(Render {
-        profiles: flags.profiles.into_iter().map(PathBuf::from).collect(),
-        strict: flags.strict,
-        value_type: flags.value_type,
-        outputs,
-        top,
-        time,
-        thread: Patterns::new("--thread", &flags.thread)?,
-        include: Patterns::new("--include", &flags.include)?,
-        exclude: Patterns::new("--exclude", &flags.exclude)?,
-        root: Patterns::new("--root", &flags.root)?,
-        graph,
-        pprof_timestamps: flags.pprof_timestamps,
-        reverse: flags.reverse,
-        lines: flags.lines,
-        source_directories: flags.source_dir,
-        verbosity: verbosity(&flags.common)?,
-    }))
+    let (from, to) = (once("--from", &render.from)?, once("--to", &render.to)?);
+    let text = |end: Option<&Written<u64>>| end.map_or("0", |end| &end.text).to_owned();
+    let (from, to) = (text(from), text(to));
+    check(&[(
+        render.time().is_some_and(|time| time.is_empty()),
+        &format!("--from {from} --to {to}: nothing lies between; give a later end"),
+    )])?;
+    render.find_rows()?;
+    render.input.add(launch);
+    check(&[(render.input.profiles.is_empty(), &format!("missing argument PROFILE: {FORM}"))])?;
+    render.input.check(FORM)?;
+    check(&[(
+        render.output.is_empty() && render.rows.is_none(),
+        &format!("say what to write: {FORM} (-o - prints folded stacks, --top the hottest functions)"),
+    )])?;
+    render.outputs = outputs(&render.output, render.format)?;
+    check_distinct(render.outputs.iter().map(|output| &output.to))?;
+    check(&[(
+        render.rows.is_some() && render.outputs.iter().any(|output| output.to == Destination::Stdout),
+        "--top and -o - both print on standard output; give one of them",
+    )])?;
+    Ok(render)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cli::args::Command;
+    use crate::cli::args::Verbosity;
     use crate::cli::args::tests::parsed;
     use crate::flamegraph::Colors;
+
+    #[test]
+    fn times_have_units_and_either_end_may_be_open() {
+        for (line, expected) in [
+            ("--from 2.5s --to 4s", Some(2_500_000_000..4_000_000_000)),
+            ("--from 2.5", Some(2_500_000_000..u64::MAX)),
+            ("--to 300ms", Some(0..300_000_000)),
+            ("--from 1m --to 2min", Some(60_000_000_000..120_000_000_000)),
+            ("--from 5us --to 7000ns", Some(5_000..7_000)),
+            ("", None),
+        ] {
+            let Ok(Command::Render(render)) = parsed(&format!("render a -o - {line}")) else {
+                panic!("{line}")
+            };
+            assert_eq!(render.time(), expected, "{line}");
+        }
+        const TIME: &str = "expected a time since the recording began, such as 2.5s, 300ms or 1m";
+        for (line, expected) in [
+            ("--from 4s --to 2s", "--from 4s --to 2s: nothing lies between; give a later end".to_owned()),
+            ("--from 0 --to 0", "--from 0 --to 0: nothing lies between; give a later end".to_owned()),
+            ("--from -1s", format!("--from `-1s`: {TIME}")),
+            ("--to soon", format!("--to `soon`: {TIME}")),
+            ("--from nan", format!("--from `nan`: {TIME}")),
+            ("--from 1e30s", format!("--from `1e30s`: {TIME}")),
+        ] {
+            assert_eq!(refused(&format!("render a -o - {line}")), expected);
+        }
+    }
 
     fn refused(line: &str) -> String {
         parsed(line).expect_err("refused").to_string()
@@ -288,21 +242,21 @@ mod tests {
         let line = "render a b.pb.gz -o x.svg -o - --from 1s --to 2s --thread io --include a --include b --exclude c --root ^m$ \
                     --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted --source-dir s --strict -q -- -d";
         let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
-        assert_eq!(render.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
+        assert_eq!(render.input.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
         assert_eq!(
             render.outputs.iter().map(|output| output.format).collect::<Vec<_>>(),
             [Format::Svg, Format::Folded]
         );
-        assert_eq!(render.time, Some(1_000_000_000..2_000_000_000));
-        assert_eq!(render.include.texts(), ["a", "b"]);
-        assert!(render.include.matches("xbx") && !render.include.matches("c"));
-        assert!(render.root.matches("m") && !render.root.matches("main"));
-        assert!(
-            render.reverse && render.lines && render.graph.dark && render.strict && !render.graph.inverted
-        );
-        assert_eq!((render.graph.title.as_deref(), render.graph.min_width_percent), (Some("T"), 2.0));
-        assert_eq!(render.source_directories, [PathBuf::from("s")]);
-        assert_eq!((render.graph.colors, render.verbosity), (Colors::BlueOrange, Verbosity::Quiet));
+        assert_eq!(render.time(), Some(1_000_000_000..2_000_000_000));
+        assert_eq!(render.include.iter().map(Pattern::as_str).collect::<Vec<_>>(), ["a", "b"]);
+        let matches = Pattern::any_matches;
+        assert!(matches(&render.include, "xbx") && !matches(&render.include, "c"));
+        assert!(matches(&render.root, "m") && !matches(&render.root, "main"));
+        let graph = render.graph.graph(String::new(), String::new(), String::new());
+        assert!(render.reverse && render.lines && graph.dark && render.input.strict && !graph.inverted);
+        assert_eq!((render.title.as_deref(), graph.min_width_percent), (Some("T"), 2.0));
+        assert_eq!(render.source_dir, [PathBuf::from("s")]);
+        assert_eq!((graph.colors, render.common.verbosity()), (Colors::BlueOrange, Verbosity::Quiet));
     }
 
     #[test]
@@ -316,7 +270,7 @@ mod tests {
         ] {
             let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
             assert_eq!(
-                (render.top, render.profiles),
+                (render.rows, render.input.profiles),
                 (Some(rows), profiles.iter().map(PathBuf::from).collect())
             );
         }

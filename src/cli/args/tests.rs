@@ -1,11 +1,11 @@
 use std::time::Duration;
 
-use super::super::outputs::Format;
+use super::open::ViewerOptions;
 use super::*;
 use crate::error::ErrorKind;
-use crate::flamegraph::Colors;
-use crate::sources::SamplingMethod;
+use crate::flamegraph::{Colors, Graph};
 use crate::sources::gdb::StubAddress;
+use crate::sources::{LocalFiles, SamplingMethod};
 use crate::symbol::Style;
 use crate::walk::UnwindMethod;
 
@@ -44,50 +44,44 @@ fn file(path: &str, format: Format) -> Output {
     Output { to: Destination::File(path.into()), format }
 }
 
+/// Whether a graph of these options has these properties.
+fn looks(graph: &GraphOptions, min_width_percent: f64, colors: Colors, dark: bool, inverted: bool) {
+    let text = String::new;
+    let expected =
+        Graph { title: text(), subtitle: text(), unit: text(), min_width_percent, colors, dark, inverted };
+    assert_eq!(graph.graph(text(), text(), text()), expected);
+}
+
 #[test]
 fn the_defaults_match_the_contract() {
-    let expected = RecordOptions {
-        heap: None,
-        source: Source::Pid(4242),
-        launch: LaunchOptions::default(),
-        sampling: SamplingOptions {
-            hz: 997,
-            duration: None,
-            idle: false,
-            off_cpu: false,
-            method: SamplingMethod::Auto,
-            kernel: true,
-            children: false,
-            children_needed: false,
-            threads: false,
-            unwind: UnwindMethod::Auto,
-            max_depth: 1024,
-            timeline_bytes: 64 << 20,
-            max_stop_percent: 2.0,
-            seed: None,
-        },
-        output: OutputOptions {
-            outputs: Vec::new(),
-            default_format: Format::Svg,
-            per_process: false,
-            symbol_options: SymbolOptions { inlines: true, lines: false, style: Style::Readable },
-            pprof_timestamps: false,
-            reverse: false,
-            source_directories: Some(Vec::new()),
-            open: None,
-            stats: None,
-            graph: GraphOptions {
-                title: None,
-                min_width_percent: 0.01,
-                colors: Colors::Hot,
-                dark: false,
-                inverted: true,
-            },
-        },
-        verbosity: Verbosity::Normal,
-    };
     for line in ["--pid 4242", "-p 4242", "-p4242", "--pid=4242", "record --pid 4242"] {
-        assert_eq!(record(line), expected, "{line}");
+        let request = record(line);
+        assert_eq!((&request.source, &request.heap), (&Source::Pid(4242), &None), "{line}");
+        assert_eq!((&request.launch, request.verbosity()), (&LaunchOptions::default(), Verbosity::Normal));
+        assert_eq!((request.method(), request.timeline_bytes()), (SamplingMethod::Auto, 64 << 20));
+        assert_eq!((request.children(), request.children_needed()), (false, false));
+        assert!((request.max_stop_percent() - 2.0).abs() < 1e-9);
+        let RecordingOptions { cpu, sampling, output, pprof_timestamps, picture, .. } = request.recording;
+        assert_eq!((cpu.hz, cpu.idle, cpu.no_kernel), (None, false, false));
+        assert_eq!(HZ_DEFAULT, 997);
+        assert_eq!(
+            sampling,
+            SamplingOptions {
+                duration: None,
+                threads: false,
+                unwind: UnwindMethod::Auto,
+                max_depth: 1024,
+                seed: None
+            }
+        );
+        assert_eq!((&output.outputs[..], output.format, &output.title), (&[][..], None, &None));
+        assert_eq!((output.source_directories(), &output.stats), (Some(&[][..]), &None));
+        assert_eq!((output.open, output.viewer), (false, ViewerOptions::default()));
+        let scope = request.scope;
+        assert!(!scope.off_cpu && !scope.per_process && !pprof_timestamps && !picture.reverse);
+        looks(&picture.graph, 0.01, Colors::Hot, false, true);
+        let symbols = picture.symbols.with(&LocalFiles);
+        assert_eq!((symbols.inlines, symbols.lines, symbols.style), (true, false, Style::Readable));
     }
 }
 
@@ -96,47 +90,29 @@ fn every_option_is_parsed() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --source ptrace --no-kernel --threads --max-depth 65536 --timeline-memory 2G --max-stop 0.5 \
                 --unwind fp --title T --pprof-timestamps --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
-    let expected = RecordOptions {
-        heap: None,
-        source: Source::Pid(1),
-        launch: LaunchOptions::default(),
-        sampling: SamplingOptions {
-            hz: 99,
+    let request = record(line);
+    assert_eq!((&request.source, request.verbosity()), (&Source::Pid(1), Verbosity::Verbose));
+    assert_eq!((request.method(), request.timeline_bytes()), (SamplingMethod::Ptrace, 2 << 30));
+    assert!((request.max_stop_percent() - 0.5).abs() < 1e-9);
+    let RecordingOptions { cpu, sampling, output, pprof_timestamps, picture, .. } = request.recording;
+    assert_eq!((cpu.hz, cpu.idle, cpu.no_kernel), (Some(99), true, true));
+    assert_eq!(
+        sampling,
+        SamplingOptions {
             duration: Some(Duration::from_millis(500)),
-            idle: true,
-            off_cpu: false,
-            method: SamplingMethod::Ptrace,
-            kernel: false,
-            children: false,
-            children_needed: false,
             threads: true,
             unwind: UnwindMethod::FramePointer,
             max_depth: 65_536,
-            timeline_bytes: 2 << 30,
-            max_stop_percent: 0.5,
-            seed: Some(7),
-        },
-        output: OutputOptions {
-            outputs: vec![file("a.svg", Format::Svg), file("b.dat", Format::Folded)],
-            default_format: Format::Folded,
-            per_process: false,
-            symbol_options: SymbolOptions { inlines: false, lines: true, style: Style::Short },
-            pprof_timestamps: true,
-            reverse: true,
-            source_directories: Some(Vec::new()),
-            open: None,
-            stats: Some(Destination::File("s.json".into())),
-            graph: GraphOptions {
-                title: Some("T".into()),
-                min_width_percent: 1.5,
-                colors: Colors::BlueOrange,
-                dark: true,
-                inverted: false,
-            },
-        },
-        verbosity: Verbosity::Verbose,
-    };
-    assert_eq!(record(line), expected);
+            seed: Some(7)
+        }
+    );
+    assert_eq!(output.outputs, [file("a.svg", Format::Svg), file("b.dat", Format::Folded)]);
+    assert_eq!((output.format, output.title.as_deref()), (Some(Format::Folded), Some("T")));
+    assert_eq!(output.stats, Some(Destination::File("s.json".into())));
+    assert!(pprof_timestamps && picture.reverse);
+    looks(&picture.graph, 1.5, Colors::BlueOrange, true, false);
+    let symbols = picture.symbols.with(&LocalFiles);
+    assert_eq!((symbols.inlines, symbols.lines, symbols.style), (false, true, Style::Short));
 }
 
 #[test]
@@ -176,14 +152,19 @@ fn a_command_is_launched_and_ended_as_requested() {
 
 #[test]
 fn the_last_option_wins_as_in_aliases() {
-    assert_eq!(record("--hz 99 --pid 1 --hz 100 --title a --title b").sampling.hz, 100);
-    assert!(!record("--pid 1 --inverted --no-inverted").output.graph.inverted);
-    assert!(record("--pid 1 --no-inverted --inverted").output.graph.inverted);
+    assert_eq!(record("--hz 99 --pid 1 --hz 100 --title a --title b").recording.cpu.hz, Some(100));
+    for (line, inverted) in [("--inverted --no-inverted", false), ("--no-inverted --inverted", true)] {
+        let graph = record(&format!("--pid 1 {line}")).recording.picture.graph;
+        looks(&graph, 0.01, Colors::Hot, false, inverted);
+    }
+    for (line, no_kernel) in [("--kernel --no-kernel", true), ("--no-kernel --kernel", false)] {
+        assert_eq!(record(&format!("--pid 1 {line}")).recording.cpu.no_kernel, no_kernel, "{line}");
+    }
 }
 
 #[test]
 fn formats_come_from_extensions() {
-    let outputs = |line: &str| record(&format!("--pid 1 {line}")).output.outputs;
+    let outputs = |line: &str| record(&format!("--pid 1 {line}")).recording.output.outputs;
     assert_eq!(outputs("-o a.txt"), [file("a.txt", Format::Folded)]);
     assert_eq!(outputs("-o a --format svg"), [file("a", Format::Svg)]);
     assert_eq!(outputs("-o -"), [Output { to: Destination::Stdout, format: Format::Folded }]);
@@ -337,9 +318,9 @@ fn a_stub_has_an_address_and_an_optional_program() {
     let recording = record("--gdb board:3333 --exec fw.elf");
     let place = StubAddress::Tcp { host: "board".to_owned(), port: 3333 };
     assert_eq!(recording.source, Source::Gdb(Stub { place, exec: Some("fw.elf".into()) }));
-    assert!((recording.sampling.max_stop_percent - 5.0).abs() < 1e-9, "round trips take their time");
+    assert!((recording.max_stop_percent() - 5.0).abs() < 1e-9, "round trips take their time");
     for share in ["1", "1%"] {
-        let stop = record(&format!("--gdb :1 --max-stop {share}")).sampling.max_stop_percent;
+        let stop = record(&format!("--gdb :1 --max-stop {share}")).max_stop_percent();
         assert!((stop - 1.0).abs() < 1e-9, "{share}");
     }
     let command = parse(["--gdb", "|gdbserver - ./a b"].map(OsString::from), &find);
@@ -370,7 +351,7 @@ fn a_stub_has_an_address_and_an_optional_program() {
 #[test]
 fn several_processes_are_selected_by_number_or_property() {
     let source = |line: &str| match parsed(line) {
-        Ok(Command::Record(recording)) => (recording.source, recording.sampling.children),
+        Ok(Command::Record(recording)) => (recording.source.clone(), recording.children()),
         other => panic!("{line}: {other:?}"),
     };
     let several = |several: ProcessArguments| (Source::Several(several), false);
@@ -396,7 +377,7 @@ fn dump_takes_a_subject_and_a_process() {
         other => panic!("{line}: {other:?}"),
     };
     let depth = |line: &str| match parsed(line) {
-        Ok(Command::Dump(dump)) => dump.max_depth,
+        Ok(Command::Dump(dump)) => dump.options.max_depth,
         other => panic!("{line}: {other:?}"),
     };
     assert_eq!(

@@ -20,13 +20,14 @@ fn values(every_bytes: u64, moment: Moment) -> HeapValues {
 fn heap(shown: ValueKind) -> Heap {
     let parsed = crate::cli::args::parse(["heap", "--", "p"].map(Into::into), &|_| unreachable!("no name"));
     let Ok(crate::cli::args::Command::Record(recording)) = parsed else { panic!("it is one") };
-    Heap { shown, ..recording.heap.expect("of allocations") }
+    Heap { value_type: Some(shown), ..recording.heap.expect("of allocations") }
 }
 
 #[test]
 fn headings_name_the_quantity() {
-    let counted = |kind, moment| counted(&Heap { moment, ..heap(kind) }, &values(1, moment), 1);
-    let old = Heap { older_than_ns: Some(30_000_000_000), ..heap(ValueKind::InuseSpace) };
+    let counted =
+        |kind, moment| counted(&Heap { peak: moment == Moment::Peak, ..heap(kind) }, &values(1, moment), 1);
+    let old = Heap { older_than: Some(std::time::Duration::from_secs(30)), ..heap(ValueKind::InuseSpace) };
     let text = super::counted(&old, &values(1, Moment::End), 1);
     assert_eq!(text, "512.0 KiB in use at the end, older than 30.0 s");
     assert_eq!(counted(ValueKind::InuseSpace, Moment::End), "512.0 KiB in use at the end");

@@ -69,11 +69,11 @@ pub(super) fn stats(
 
 /// Prints the closing summary of a recording with these options.
 pub(super) fn summary(request: &RecordOptions, recording: &Recording, names: &Names, figures: &RunFigures) {
-    let verbosity = request.verbosity;
+    let verbosity = request.verbosity();
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let hints = hints::of(recording, names, &request.source, &request.sampling);
+    let hints = hints::of(recording, names, request);
     messages::block(&summary::text(&recording.process, recording.hz, &recording.stats, figures, &hints));
     if verbosity == Verbosity::Verbose {
         messages::block(&missing_names(recording, names));
@@ -95,7 +95,7 @@ pub(super) fn heap_summary(
     let lines = crate::cli::heap::lines(recording, heap, values);
     messages::block(&summary::heap_text(
         &recording.process,
-        heap.every_bytes,
+        heap.every_bytes(),
         &recording.stats,
         figures,
         &lines,
