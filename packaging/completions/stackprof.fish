@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= open viewer= no-browser timeout= stats= no-source source-dir= title= pprof-timestamps reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after d/duration= threads unwind= max-depth= F/hz= idle timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= open viewer= no-browser timeout= stats= no-source source-dir= title= pprof-timestamps reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
 end
 
 function __fish_stackprof_needs_command
@@ -33,7 +33,6 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l cgroup -d 'The proc
 complete -c stackprof -n "__fish_stackprof_needs_command" -l container -d 'The processes of a container, by the beginning of its id' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l user -d 'The processes of a user' -r -f -a "(__fish_complete_users)"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l as -d 'Linux, as root: run the command as this user, with a login\'s groups and environment' -r -f -a "(__fish_complete_users)"
-complete -c stackprof -n "__fish_stackprof_needs_command" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
@@ -42,6 +41,7 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_needs_command" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
@@ -65,8 +65,8 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours 
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
-complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
@@ -106,7 +106,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l cgroup -d
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l container -d 'The processes of a container, by the beginning of its id' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l user -d 'The processes of a user' -r -f -a "(__fish_complete_users)"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l as -d 'Linux, as root: run the command as this user, with a login\'s groups and environment' -r -f -a "(__fish_complete_users)"
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
@@ -115,6 +114,7 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
@@ -138,8 +138,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s a -l all -d 'The whole machine: all processes, and the kernel\'s threads'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
@@ -216,7 +216,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s q -l quiet 
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s v -l verbose -d 'Also print why names are missing, file by file'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
 fp\t''
@@ -224,6 +223,7 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
@@ -246,8 +246,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d '
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension selects the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: 3]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], if the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'

@@ -319,7 +319,7 @@ fn conversion_options(
 fn sampling_options(request: &RecordOptions, launched: bool) -> sampler::Options {
     let args::SamplingOptions { duration, threads, unwind, max_depth, seed } = request.recording.sampling;
     sampler::Options {
-        hz: request.recording.cpu.hz.unwrap_or(args::HZ_DEFAULT),
+        hz: request.hz(),
         duration_ns: duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
         idle: request.recording.cpu.idle,
         off_cpu: request.scope.off_cpu,

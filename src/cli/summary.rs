@@ -5,6 +5,7 @@
 //! `text` is the summary of a CPU recording, `heap_text` that of a heap recording; `hottest` and `table` list the
 //! hottest functions, also for `render --top`.
 
+use super::args::RecordOptions;
 use super::stats::{CommandState, RunFigures, frames_by_method};
 use super::text::{causes, duration, grouped, percent, plural, shortened, signal};
 use crate::error::{Error, ErrorKind, Result};
@@ -19,8 +20,14 @@ pub const LABEL_CHARS: usize = 12;
 
 /// The summary, with newlines. `hints`: what the user can do better, one line each.
 #[must_use]
-pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
-    let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
+pub fn text(
+    request: &RecordOptions,
+    process: &Process,
+    stats: &Stats,
+    figures: &RunFigures,
+    hints: &[String],
+) -> String {
+    let mut text = format!("stackprof: {}\n", headline(process, request.hz(), stats));
     let hints: String = hints.iter().map(|hint| format!("  {:<9} {}\n", "hint", escape_line(hint))).collect();
     // What is wrong comes before figures that mean little then.
     let problem = problem(figures);
@@ -420,6 +427,7 @@ pub fn table(functions: &FunctionTable, unit: &str, rows_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args;
     use crate::cli::stats::tests::process;
     use std::collections::BTreeMap;
 
@@ -458,8 +466,15 @@ mod tests {
         }
     }
 
+    fn request() -> RecordOptions {
+        match args::parse(["-p", "1"].map(Into::into), &|_| unreachable!("it has a number")) {
+            Ok(args::Command::Record(request)) => request,
+            other => panic!("no recording: {other:?}"),
+        }
+    }
+
     fn check(stats: &Stats, figures: &RunFigures, hints: &[String], expected: &str) {
-        assert_eq!(text(&process(), 997, stats, figures, hints), expected);
+        assert_eq!(text(&request(), &process(), stats, figures, hints), expected);
     }
 
     #[test]
@@ -497,7 +512,7 @@ mod tests {
     #[test]
     fn the_hottest_functions_come_first() {
         let figures = RunFigures { hottest: Some("41.2% a · 9.1% b".into()), ..figures() };
-        let text = text(&process(), 997, &stats(), &figures, &[]);
+        let text = text(&request(), &process(), &stats(), &figures, &[]);
         assert_eq!(text.lines().nth(1), Some("  hottest   41.2% a · 9.1% b"));
     }
 
@@ -520,7 +535,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
     #[test]
     fn a_suspension_has_its_line() {
         let stats = Stats { suspended_ns: 61_500_000_000, ..stats() };
-        let text = text(&process(), 997, &stats, &figures(), &[]);
+        let text = text(&request(), &process(), &stats, &figures(), &[]);
         let line =
             "\n  suspend   stackprof itself was suspended for 61.5 s, which is no part of the recording\n";
         assert!(text.contains(line), "{text}");
@@ -555,7 +570,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
     #[test]
     fn a_problem_and_its_hints_come_first() {
         let figures = RunFigures { problem: Some("no function has a name (stripped)".into()), ..figures() };
-        let text = text(&process(), 997, &stats(), &figures, &["install its debug symbols".into()]);
+        let text = text(&request(), &process(), &stats(), &figures, &["install its debug symbols".into()]);
         let lines: Vec<&str> = text.lines().skip(1).take(3).collect();
         let first =
             ["  problem   no function has a name (stripped)", "  hint      install its debug symbols"];

@@ -411,45 +411,6 @@ mod diff_tests {
         let graph = diff.graph.graph(String::new(), String::new(), String::new());
         assert_eq!((diff.measure(), diff.top, graph.min_width_percent), (MeasureChoice::Share, 3, 2.0));
     }
-
-    #[test]
-    fn invalid_options_are_refused() {
-        for (line, expected) in [
-            ("diff a", "diff compares two profiles, 1 given: stackprof diff BASE NEW [-o FILE]"),
-            ("diff a b c", "diff compares two profiles, 3 given: stackprof diff BASE NEW [-o FILE]"),
-            ("diff a --", "diff compares two profiles, 1 given: stackprof diff BASE NEW [-o FILE]"),
-            ("diff - -", "standard input can be read only once; give one -"),
-            ("diff a b --share --absolute", "--absolute and --share exclude each other; leave one out"),
-            (
-                "diff a --base 0s..1s",
-                "--base and --new go together: stackprof diff PROFILE --base FROM..TO --new FROM..TO",
-            ),
-            (
-                "diff a b --base 0s..1s --new 1s..2s",
-                "--base and --new are parts of one profile, 2 given: stackprof diff PROFILE --base FROM..TO --new FROM..TO",
-            ),
-            (
-                "diff a --base 0s --new 1s..2s",
-                "--base `0s`: expected two times since the recording began, such as 2.5s..4s",
-            ),
-            ("diff a --base 0s..1s --new 2s..1s", "--new `2s..1s`: nothing lies between; give a later end"),
-            (
-                "diff a --base 0s...1s --new 1s..2s",
-                "--base `0s...1s`: expected two times since the recording began, such as 2.5s..4s",
-            ),
-            (
-                "diff a --base 0s..1s --new 1s..2s --base 1s..3s",
-                "--base is given twice, `0s..1s` and `1s..3s`; give one",
-            ),
-            ("diff a b --top 0", "--top `0`: expected a whole number, 1 or more"),
-            (
-                "diff a b -o x.pb.gz",
-                "--output `x.pb.gz`: expected a name that ends with .svg, .html, .folded, .txt, .md, .json",
-            ),
-        ] {
-            assert_eq!(parsed(line).expect_err("refused").to_string(), expected, "{line}");
-        }
-    }
 }
 
 #[cfg(test)]
@@ -481,49 +442,5 @@ mod gate_tests {
         let Ok(Command::Gate(gate)) = parsed("gate --base a --new b") else { panic!("no gate") };
         assert_eq!(gate.options(), Options::default());
         assert!(!gate.matching().inlines, "helpers that are inlined everywhere tell no place");
-    }
-
-    #[test]
-    fn invalid_options_are_refused() {
-        for (line, expected) in [
-            ("gate", "missing --new FILE: stackprof gate --base FILE... --new FILE..."),
-            (
-                "gate a --new b",
-                "unexpected argument `a`; give it to --base or to --new: stackprof gate --base FILE... --new FILE...",
-            ),
-            (
-                "gate --new b",
-                "say what to compare with: stackprof gate --base FILE... --new FILE... \
-                 (--update-baseline DIR makes a first base)",
-            ),
-            (
-                "gate --new b --update-baseline d -o x.md",
-                "there is no report without --base; leave the outputs out",
-            ),
-            (
-                "gate --new b --update-baseline d --junit x.xml",
-                "there is no report without --base; leave the outputs out",
-            ),
-            (
-                "gate --base a --new b --github -o -",
-                "--github prints annotations on standard output; name a file in place of `-`",
-            ),
-            (
-                "gate --base a --new b --max-increase -1",
-                "--max-increase `-1`: expected a percentage from 0 to 1000 (5%)",
-            ),
-            ("gate --base a --new b --min-share x%", "--min-share `x%`: expected a percentage from 0 to 100"),
-            (
-                "gate --base a --new b --false-alarms 0",
-                "--false-alarms `0`: expected a percentage from 0.1 to 50",
-            ),
-            ("gate --base a --new b -o x.svg", "--output `x.svg`: expected a name that ends with .md, .json"),
-            (
-                "gate --base a --new b -o x.md --markdown x.md",
-                "`x.md` is given twice; each output needs its own file",
-            ),
-        ] {
-            assert_eq!(parsed(line).expect_err("refused").to_string(), expected, "{line}");
-        }
     }
 }

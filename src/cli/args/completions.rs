@@ -116,16 +116,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn invalid_requests_are_refused() {
-        const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
-        for (line, expected) in [
-            ("completions", format!("say for which shell: {FORM}")),
-            ("completions tcsh", format!("there are no completions for `tcsh`: {FORM}")),
-            ("completions zsh -- fish", format!("one shell at a time; unexpected argument `fish`: {FORM}")),
-        ] {
-            assert_eq!(parsed(line).expect_err("refused").to_string(), expected);
-        }
-    }
 }

@@ -187,25 +187,6 @@ mod tests {
             assert_eq!(refused, format!("{name} is for a profile that is opened; add --open"));
         }
     }
-
-    #[test]
-    fn invalid_options_are_refused() {
-        for (line, expected) in [
-            ("open", "missing argument PROFILE: stackprof open PROFILE"),
-            (
-                "open a b",
-                "one profile at a time; unexpected argument `b` (stackprof render A B -o both.pb.gz merges)",
-            ),
-            (
-                "open a --viewer chrome",
-                "--viewer `chrome`: expected firefox, speedscope, html, or an address that begins with https:// or \
-                 http://",
-            ),
-            ("open a --timeout -1", "--timeout `-1`: expected seconds, 0 or more (60 or 0.5)"),
-        ] {
-            assert_eq!(parsed(line).expect_err("refused").to_string(), expected);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -300,18 +300,20 @@ pub struct OutputOptions {
     #[command(flatten)]
     pub viewer: ViewerOptions,
     /// Write the numbers of the closing summary as JSON
-    #[arg(long, value_name = "FILE", value_parser = destination(|to| to), value_hint = ValueHint::AnyPath)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::AnyPath, help_heading = "Output")]
+    #[arg(value_parser = destination(|to| to))]
     pub stats: Option<Destination>,
     /// No source in .html outputs [default: files below the working directory that
     /// debug information names]
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     no_source: bool,
     /// Source in .html outputs from below this directory instead; may be given more
     /// than once
-    #[arg(long, value_name = "DIR", action = ArgAction::Append, conflicts_with = "no_source")]
+    #[arg(long, value_name = "DIR", action = ArgAction::Append)]
+    #[arg(conflicts_with = "no_source", help_heading = "Output")]
     source_dir: Vec<PathBuf>,
     /// Heading of the flame graph [default: NAME (pid N)]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", help_heading = "Output")]
     pub title: Option<String>,
 }
 
@@ -342,18 +344,19 @@ pub struct PictureOptions {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(next_help_heading = "Output")]
 pub struct RecordingOptions {
-    /// How CPU time is sampled.
-    #[command(flatten)]
-    pub cpu: CpuOptions,
+    // First, because help places some of them by their number between the others.
     /// How it is recorded.
     #[command(flatten)]
     pub sampling: SamplingOptions,
+    /// How CPU time is sampled.
+    #[command(flatten)]
+    pub cpu: CpuOptions,
     /// What is written.
     #[command(flatten)]
     pub output: OutputOptions,
     /// In pprof files, write each sample by itself, with its time as a label
     /// (end_timestamp_ns); files are larger
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub pprof_timestamps: bool,
     /// What is shown.
     #[command(flatten)]
@@ -436,10 +439,10 @@ impl SymbolOptions {
 #[command(next_help_heading = "Other")]
 pub struct CommonOptions {
     /// Print errors only: no progress line, summary or report
-    #[arg(short, long, conflicts_with = "verbose")]
+    #[arg(short, long)]
     quiet: bool,
     /// Also print why names are missing, file by file
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "quiet")]
     verbose: bool,
     /// Print this text
     #[arg(short, long, action = ArgAction::Help)]
@@ -500,6 +503,12 @@ impl RecordOptions {
     #[must_use]
     pub fn verbosity(&self) -> Verbosity {
         self.recording.common.verbosity()
+    }
+
+    /// Ticks per second.
+    #[must_use]
+    pub fn hz(&self) -> u32 {
+        self.recording.cpu.hz.unwrap_or(HZ_DEFAULT)
     }
 
     /// Source of the samples.

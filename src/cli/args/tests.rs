@@ -222,98 +222,6 @@ fn values_out_of_range_name_the_option_and_the_range() {
 }
 
 #[test]
-fn mistakes_name_the_next_step() {
-    for (line, expected) in [
-        (
-            "",
-            "say what to profile: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches (try 'stackprof --help')",
-        ),
-        (
-            "--hz 99",
-            "say what to profile: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches (try 'stackprof --help')",
-        ),
-        ("--", "no command after --: stackprof -- ./prog arg"),
-        (
-            "--pid 5 -- cmd",
-            "give one process, by --pid or as a command after --: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches",
-        ),
-        ("--pid 5 --pid 6 -- cmd", "give processes by --pid, or one as a command after --"),
-        ("-a --pid 6", "-a and --pid both say which processes; give one of them"),
-        ("-a --user me", "-a and --user both say which processes; give one of them"),
-        (
-            "-a -- cmd x",
-            "-a records what runs; without it, stackprof -- cmd x records the command and what it starts",
-        ),
-        (
-            "-a --source ptrace",
-            "--source ptrace records a command, or processes by --pid; leave it out for others",
-        ),
-        (
-            "--pid 1 --idle --off-cpu",
-            "--off-cpu records waits alone, --idle beside CPU time; give one of them",
-        ),
-        (
-            "--pid 1 --off-cpu --source ptrace",
-            "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle",
-        ),
-        ("--target sim:7 --off-cpu", "--off-cpu: a simulated process has no waits"),
-        ("./prog -x 1 --pid 3", "to run a command, put it after --: stackprof -- ./prog -x 1 --pid 3"),
-        ("--hz 99 prog", "to run a command, put it after --: stackprof -- prog"),
-        ("4242", "to attach to process 4242: stackprof --pid 4242"),
-        ("--hz 9 record --pid 4", "the command comes first: stackprof record [options]"),
-        ("--pid", "option `--pid` needs a value (try 'stackprof --help')"),
-        (
-            "--durration 5 --pid 1",
-            "there is no option `--durration`; did you mean `--duration`? (try 'stackprof --help')",
-        ),
-        ("--pid 1 -z", "there is no option `-z` (try 'stackprof --help')"),
-        (
-            "--pid 1 --idle=yes",
-            "option `--idle` takes no value, but `yes` was given (try 'stackprof --help')",
-        ),
-        ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
-        (
-            "--pid 1 --format json",
-            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox, otlp",
-        ),
-        (
-            "--pid 1 -o a.json",
-            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox, otlp",
-        ),
-        (
-            "--pid 1 --format png",
-            "no format is called `png`; one of svg, html, folded, pprof, speedscope, firefox, otlp",
-        ),
-        (
-            "--pid 1 -o flame.png",
-            "--output `flame.png`: unknown extension; use .svg, .folded or .pb.gz, or add --format",
-        ),
-        (
-            "--pid 1 -o a.svg --format folded",
-            "--format folded would do nothing: each output has an extension that sets its format",
-        ),
-        ("--pid 1 -o a.svg -o a.svg", "`a.svg` is given twice; each output needs its own file"),
-        ("--pid 1 -o a.txt --stats a.txt", "`a.txt` is given twice; each output needs its own file"),
-        ("--pid 1 -o - --stats -", "`-` is given twice; each output needs its own file"),
-        ("demo --pid 5", "there is no option `--pid` (try 'stackprof demo --help')"),
-        ("demo prog", "demo profiles its own workload; unexpected argument `prog`"),
-        ("demo -- prog", "demo profiles its own workload; unexpected argument `prog`"),
-        (
-            "help nonsense",
-            "there is no command `nonsense`; one of record, heap, demo, dump, render, open, diff, gate, completions, help",
-        ),
-        (
-            "help top",
-            "command `top` is not in this version; one of record, heap, demo, dump, render, open, diff, gate, completions",
-        ),
-    ] {
-        assert_eq!(refused(line), expected, "{line}");
-    }
-    assert_eq!(refused("top --pid 1"), refused("help top"));
-    assert_eq!(refused("a.pb.gz"), "to read a saved profile: stackprof render a.pb.gz -o FILE");
-}
-
-#[test]
 fn a_stub_has_an_address_and_an_optional_program() {
     let recording = record("--gdb board:3333 --exec fw.elf");
     let place = StubAddress::Tcp { host: "board".to_owned(), port: 3333 };
@@ -330,22 +238,6 @@ fn a_stub_has_an_address_and_an_optional_program() {
     assert_eq!(stub.place, StubAddress::Command("gdbserver - ./a b".to_owned()));
     let Ok(Command::Dump(dump)) = parsed("dump stacks --gdb :1234") else { panic!("no dump") };
     assert!(matches!(dump.source, Source::Gdb(Stub { exec: None, .. })));
-    assert_eq!(
-        refused("--gdb board"),
-        "--gdb `board`: expected HOST:PORT, or '|COMMAND' for a stub on its standard input and output"
-    );
-    assert_eq!(refused("--gdb :1 --pid 7"), "--gdb and --pid both say which process; give one of them");
-    assert_eq!(refused("--gdb :1 -a"), "-a and --gdb both say what is recorded; give one of them");
-    assert!(refused("--gdb :1 -- ./prog x").ends_with("--gdb '|./prog x'"));
-    assert_eq!(
-        refused("--exec a.elf --pid 7"),
-        "--exec names the program behind a stub; give the stub with --gdb HOST:PORT"
-    );
-    assert_eq!(
-        refused("--gdb :1 --source ptrace"),
-        "--source is for processes of this system; leave it out with --gdb"
-    );
-    assert!(refused("dump images --exec a.elf").starts_with("--exec names the program"));
 }
 
 #[test]
@@ -389,25 +281,6 @@ fn dump_takes_a_subject_and_a_process() {
     assert_eq!(dump("dump -p server images"), (Listing::Images, Source::Pid(77)));
     assert_eq!(dump("dump symbols --target sim:1"), (Listing::Symbols, Source::Sim { seed: 1 }));
     assert_eq!(dump("dump stacks -q --pid 5").0, Listing::Stacks);
-    const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
-    for (line, expected) in [
-        ("dump --pid 5", format!("missing argument WHAT: {FORM}")),
-        ("dump heap --pid 5", format!("dump does not know `heap`: {FORM}")),
-        ("dump stacks", format!("missing --pid N: {FORM}")),
-        ("dump stacks 5", format!("dump shows a running process; unexpected argument `5`: {FORM}")),
-        ("dump stacks -- prog", format!("dump shows a running process; unexpected argument `prog`: {FORM}")),
-        (
-            "dump stacks --pid 5 --max-depth 1048577",
-            "--max-depth `1048577`: expected a whole number from 1 to 1048576".into(),
-        ),
-        (
-            "dump stacks --pid 0",
-            "--pid `0`: expected a process id, 1 or more, or a name (ps -e shows them)".into(),
-        ),
-        ("dump stacks --hz 5", "there is no option `--hz` (try 'stackprof dump --help')".into()),
-    ] {
-        assert_eq!(refused(line), expected, "{line}");
-    }
 }
 
 #[cfg(unix)]

@@ -1,5 +1,5 @@
-//! Option values shared by several commands: parsers of numbers, percentages, times, ranges and words for clap, outputs
-//! and the options of flame graphs; `rules` refuse combinations; and clap's errors as one line of ours. No I/O.
+//! Option values shared by several commands: parsers of numbers, percentages, times, ranges and outputs for clap;
+//! `check` refuses what breaks a rule; clap's errors become one line of ours. No I/O.
 //!
 //! Numbers accept any word that begins with `-`: clap's own test for negative numbers does not know `-5e-1`, and
 //! would treat it as an option.

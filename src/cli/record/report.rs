@@ -74,7 +74,7 @@ pub(super) fn summary(request: &RecordOptions, recording: &Recording, names: &Na
         return;
     }
     let hints = hints::of(recording, names, request);
-    messages::block(&summary::text(&recording.process, recording.hz, &recording.stats, figures, &hints));
+    messages::block(&summary::text(request, &recording.process, &recording.stats, figures, &hints));
     if verbosity == Verbosity::Verbose {
         messages::block(&missing_names(recording, names));
     }
