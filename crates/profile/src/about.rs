@@ -122,6 +122,14 @@ impl About {
         self.sampled_every.is_some()
     }
 
+    /// Type and unit of the counts, as pprof and OTLP have them.
+    pub(super) fn counted_type(&self) -> (&str, &str) {
+        match &self.value_type {
+            Some(kind) if *kind != self.unit => (kind, &self.unit),
+            _ => (&self.unit, "count"),
+        }
+    }
+
     /// Length of one count, nanoseconds; `None` if the rate is unknown.
     #[must_use]
     pub fn period_ns(&self) -> Option<f64> {

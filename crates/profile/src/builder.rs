@@ -19,6 +19,7 @@ use super::saved::{
     Frame, Full, Function, LABEL_SETS_MAX, LABELS_MAX, Label, LabelValue, LabelsId, Line, Mapping,
     SavedProfile, StackRoot,
 };
+use super::table::Memo;
 use super::texts::TextId;
 use super::timeline::Timeline;
 use crate::trie::{FRAMES_MAX, NodeId};
@@ -220,6 +221,11 @@ impl SavedBuilder {
         Ok(frame)
     }
 
+    /// Number of the functions of a frame; 1 if only its address is known.
+    pub(super) fn depth_of(&self, frame: u32) -> usize {
+        self.saved.frames.get(frame as usize).map_or(0, |frame| frame.lines.len()).max(1)
+    }
+
     /// Adds to the count of a stack, given by its root and its frames, outermost first. Returns its node.
     ///
     /// # Errors
@@ -303,11 +309,11 @@ fn numbered<T: Copy + Eq + Hash>(
 /// Maps indexes of a profile to those in its copy.
 pub(super) struct Remap<'o> {
     other: &'o SavedProfile,
-    texts: Vec<Option<TextId>>,
-    mappings: Vec<Option<u32>>,
-    functions: Vec<Option<u32>>,
-    frames: Vec<Option<u32>>,
-    roots: Vec<Option<u32>>,
+    texts: Memo<TextId>,
+    mappings: Memo<u32>,
+    functions: Memo<u32>,
+    frames: Memo<u32>,
+    roots: Memo<u32>,
     labels: HashMap<LabelsId, LabelsId>,
 }
 
@@ -325,11 +331,11 @@ impl<'o> Remap<'o> {
     pub(super) fn new(other: &'o SavedProfile) -> Remap<'o> {
         Remap {
             other,
-            texts: vec![None; other.texts().count()],
-            mappings: vec![None; other.mappings().len()],
-            functions: vec![None; other.functions().len()],
-            frames: vec![None; other.frames().len()],
-            roots: vec![None; other.roots().len()],
+            texts: Memo::new(other.texts().count()),
+            mappings: Memo::new(other.mappings().len()),
+            functions: Memo::new(other.functions().len()),
+            frames: Memo::new(other.frames().len()),
+            roots: Memo::new(other.roots().len()),
             labels: HashMap::new(),
         }
     }
@@ -354,12 +360,11 @@ impl<'o> Remap<'o> {
 
     /// Copies a frame.
     pub(super) fn frame(&mut self, into: &mut SavedBuilder, frame: u32) -> Result<u32, Full> {
-        if let Some(Some(known)) = self.frames.get(frame as usize) {
-            return Ok(*known);
+        if let Some(known) = self.frames.get(frame as usize) {
+            return Ok(known);
         }
         let taken = self.frame_part(into, frame, 0..)?;
-        note(&mut self.frames, frame, taken);
-        Ok(taken)
+        Ok(self.frames.put(frame as usize, taken))
     }
 
     /// Copies a frame with a part of its functions, counted from the outermost. The caller caches it.
@@ -384,13 +389,12 @@ impl<'o> Remap<'o> {
 
     /// Copies a root.
     pub(super) fn root(&mut self, into: &mut SavedBuilder, root: u32) -> Result<u32, Full> {
-        if let Some(Some(known)) = self.roots.get(root as usize) {
-            return Ok(*known);
+        if let Some(known) = self.roots.get(root as usize) {
+            return Ok(known);
         }
         let Some(found) = self.other.roots().get(root as usize) else { return Ok(u32::MAX) };
         let taken = self.root_like(into, found)?;
-        note(&mut self.roots, root, taken);
-        Ok(taken)
+        Ok(self.roots.put(root as usize, taken))
     }
 
     /// Copies a root built from texts of the profile. The caller caches it.
@@ -423,41 +427,32 @@ impl<'o> Remap<'o> {
     }
 
     fn text(&mut self, into: &mut SavedBuilder, text: TextId) -> Result<TextId, Full> {
-        if let Some(Some(known)) = self.texts.get(text.0 as usize) {
-            return Ok(*known);
+        if let Some(known) = self.texts.get(text.0 as usize) {
+            return Ok(known);
         }
         let taken = into.text(self.other.text(text))?;
-        note(&mut self.texts, text.0, taken);
-        Ok(taken)
+        Ok(self.texts.put(text.0 as usize, taken))
     }
 
     fn function(&mut self, into: &mut SavedBuilder, function: u32) -> Result<u32, Full> {
-        if let Some(Some(known)) = self.functions.get(function as usize) {
-            return Ok(*known);
+        if let Some(known) = self.functions.get(function as usize) {
+            return Ok(known);
         }
         let found = self.other.function(function);
         let name = self.text(into, found.name)?;
         let system_name = self.text(into, found.system_name)?;
         let file = self.text(into, found.file)?;
         let taken = into.function(Function { name, system_name, file, start_line: found.start_line })?;
-        note(&mut self.functions, function, taken);
-        Ok(taken)
+        Ok(self.functions.put(function as usize, taken))
     }
 
     fn mapping(&mut self, into: &mut SavedBuilder, mapping: u32) -> Result<Option<u32>, Full> {
-        if let Some(Some(known)) = self.mappings.get(mapping as usize) {
-            return Ok(Some(*known));
+        if let Some(known) = self.mappings.get(mapping as usize) {
+            return Ok(Some(known));
         }
         let Some(found) = self.other.mappings().get(mapping as usize) else { return Ok(None) };
         let (path, build_id) = (self.text(into, found.path)?, self.text(into, found.build_id)?);
         let taken = into.mapping(Mapping { path, build_id, ..*found })?;
-        note(&mut self.mappings, mapping, taken);
-        Ok(Some(taken))
-    }
-}
-
-fn note<T>(places: &mut [Option<T>], index: u32, taken: T) {
-    if let Some(place) = places.get_mut(index as usize) {
-        *place = Some(taken);
+        Ok(Some(self.mappings.put(mapping as usize, taken)))
     }
 }

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::builder::{Remap, SavedBuilder};
 use super::saved::thread_name;
 use super::saved::{Full, Line, SavedProfile, StackRoot};
+use super::table::Memo;
 use super::texts::{TEXT_BYTES_MAX, TextId};
 use super::{INCOMPLETE, shown};
 use crate::trie::NodeId;
@@ -47,14 +48,14 @@ pub fn apply(
         saved,
         builder: SavedBuilder::new(saved.about.clone()),
         remap: Remap::new(saved),
-        whole_roots: vec![None; saved.roots().len()],
-        cut_frames: vec![None; saved.frames().len()],
+        whole_roots: Memo::new(saved.roots().len()),
+        cut_frames: Memo::new(saved.frames().len()),
         stack: Vec::new(),
     };
     let mut left = RemainingCounts::default();
     let mut incomplete = Incomplete::default();
     let mut full = Ok(());
-    let mut nodes: Vec<Option<NodeId>> = vec![None; saved.trie().node_count()];
+    let mut nodes: Memo<NodeId> = Memo::new(saved.trie().node_count());
     saved.for_each_leaf(|node, root, stack, count| {
         let of_root = roots.get(root as usize).copied().unwrap_or_default();
         incomplete.before = incomplete.before.saturating_add(if of_root.complete { 0 } else { count });
@@ -83,18 +84,13 @@ pub fn apply(
             incomplete.after = incomplete.after.saturating_add(count);
         }
         match part.add(root, stack, begin, count) {
-            Ok(here) => {
-                if let Some(place) = nodes.get_mut(node.0 as usize) {
-                    *place = Some(here);
-                }
-            }
+            Ok(here) => drop(nodes.put(node.0 as usize, here)),
             Err(why) => full = Err(why),
         }
     });
     full?;
     if let Some(timeline) = saved.timeline() {
-        let here = |node: NodeId| nodes.get(node.0 as usize).copied().flatten();
-        part.builder.add_times(saved, timeline.of_nodes(here))?;
+        part.builder.add_times(saved, timeline.of_nodes(|node| nodes.get(node.0 as usize)))?;
     }
     let mut kept = part.builder.finish();
     scale(&mut kept.about.lost, left.root, saved.total());
@@ -129,9 +125,9 @@ struct Part<'s> {
     builder: SavedBuilder,
     remap: Remap<'s>,
     /// By root: the builder's root for its complete stacks.
-    whole_roots: Vec<Option<u32>>,
+    whole_roots: Memo<u32>,
     /// By frame: the frame that starts a stack.
-    cut_frames: Vec<Option<u32>>,
+    cut_frames: Memo<u32>,
     /// The current stack; reused to avoid allocations.
     stack: Vec<u32>,
 }
@@ -170,26 +166,20 @@ impl Part<'_> {
         if functions == 0 {
             return self.remap.frame(&mut self.builder, frame);
         }
-        if let Some(Some(known)) = self.cut_frames.get(frame as usize) {
-            return Ok(*known);
+        if let Some(known) = self.cut_frames.get(frame as usize) {
+            return Ok(known);
         }
         let cut = self.remap.frame_part(&mut self.builder, frame, functions as usize..)?;
-        if let Some(slot) = self.cut_frames.get_mut(frame as usize) {
-            *slot = Some(cut);
-        }
-        Ok(cut)
+        Ok(self.cut_frames.put(frame as usize, cut))
     }
 
     fn whole_root(&mut self, root: u32) -> Result<u32, Full> {
-        if let Some(Some(known)) = self.whole_roots.get(root as usize) {
-            return Ok(*known);
+        if let Some(known) = self.whole_roots.get(root as usize) {
+            return Ok(known);
         }
         let Some(found) = self.saved.roots().get(root as usize) else { return Ok(u32::MAX) };
         let whole = self.remap.root_like(&mut self.builder, &StackRoot { complete: true, ..*found })?;
-        if let Some(slot) = self.whole_roots.get_mut(root as usize) {
-            *slot = Some(whole);
-        }
-        Ok(whole)
+        Ok(self.whole_roots.put(root as usize, whole))
     }
 }
 
@@ -258,7 +248,7 @@ struct Judge<'j, 'f> {
     saved: &'j SavedProfile,
     filter: &'j Filter<'f>,
     lines: bool,
-    texts: Vec<Option<FilterMatch>>,
+    texts: Memo<FilterMatch>,
     with_lines: HashMap<Line, FilterMatch>,
     /// Remaining bytes for composed names.
     left: usize,
@@ -266,7 +256,7 @@ struct Judge<'j, 'f> {
 
 impl<'j, 'f> Judge<'j, 'f> {
     fn new(saved: &'j SavedProfile, filter: &'j Filter<'f>, lines: bool) -> Judge<'j, 'f> {
-        let texts = vec![None; saved.texts().count()];
+        let texts = Memo::new(saved.texts().count());
         Judge { saved, filter, lines, texts, with_lines: HashMap::new(), left: TEXT_BYTES_MAX }
     }
 
@@ -274,7 +264,7 @@ impl<'j, 'f> Judge<'j, 'f> {
     fn frames(&mut self) -> Result<Vec<FrameMatch>, Full> {
         let saved = self.saved;
         let mut verdicts = Vec::with_capacity(saved.frames().len());
-        for (index, frame) in saved.frames().iter().enumerate() {
+        for frame in saved.frames() {
             let mut verdict = FrameMatch::default();
             let mut take = |at: usize, matched: FilterMatch| {
                 verdict.matched = verdict.matched.or(matched);
@@ -287,9 +277,7 @@ impl<'j, 'f> Judge<'j, 'f> {
                 take(at, self.line(line)?);
             }
             if lines.is_empty() {
-                let mut place = String::new();
-                saved.names_of(index as u32, false, &mut |name| name.clone_into(&mut place));
-                take(0, self.made(&place)?);
+                take(0, self.made(&saved.place_of(frame))?);
             }
             verdicts.push(verdict);
         }
@@ -336,15 +324,11 @@ impl<'j, 'f> Judge<'j, 'f> {
     }
 
     fn text(&mut self, text: TextId) -> FilterMatch {
-        let slot = text.0 as usize;
-        if let Some(Some(known)) = self.texts.get(slot) {
-            return *known;
+        if let Some(known) = self.texts.get(text.0 as usize) {
+            return known;
         }
         let matched = self.name(self.saved.text(text));
-        if let Some(slot) = self.texts.get_mut(slot) {
-            *slot = Some(matched);
-        }
-        matched
+        self.texts.put(text.0 as usize, matched)
     }
 
     /// Results for a name that is not a text of the profile.

@@ -27,6 +27,7 @@ mod merge;
 pub mod module_offset;
 pub mod rng;
 pub mod saved;
+mod table;
 pub mod texts;
 pub mod timeline;
 pub mod trie;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use super::about::About;
 use super::builder::{MergeError, Remap, SavedBuilder, Tables};
 use super::saved::{Full, LabelsId, SavedProfile, StackFrame, StackRoot, StackValues};
 use super::timeline::Timeline;
@@ -28,6 +29,18 @@ impl SavedBuilder {
     pub fn add_stacks(&mut self, other: &SavedProfile) -> Result<(), Full> {
         let tables = Remap::new(other).all(self)?;
         self.add_remapped(other, &tables, |node| other.trie.count(node)).map(drop)
+    }
+
+    /// A copy of a profile with this metadata and the counts from `count`, its tables and its nodes in the copy.
+    pub(super) fn copied(
+        other: &SavedProfile,
+        about: About,
+        count: impl Fn(NodeId) -> u64,
+    ) -> Result<(SavedBuilder, Tables, Vec<NodeId>), Full> {
+        let mut builder = SavedBuilder::new(about);
+        let tables = Remap::new(other).all(&mut builder)?;
+        let nodes = builder.add_remapped(other, &tables, count)?;
+        Ok((builder, tables, nodes))
     }
 
     /// Adds the stacks of another profile, with already mapped frames and roots and the counts from
@@ -79,9 +92,7 @@ impl SavedProfile {
             let lines = builder.so_far().frames.get(tables.frames.get(index).copied().unwrap_or(0) as usize);
             let lines = lines.map(|frame| builder.so_far().lines_of(frame).to_vec()).unwrap_or_default();
             let bare = if frame.lines.is_empty() {
-                let mut place = String::new();
-                self.names_of(index as u32, false, &mut |name| name.clone_into(&mut place));
-                builder.named_frame(&place)?
+                builder.named_frame(&self.place_of(frame))?
             } else {
                 builder.frame(0, None, &lines)?
             };
@@ -106,9 +117,8 @@ impl SavedProfile {
             *root = StackRoot { labels: LabelsId::NONE, ..*root };
         }
         bare.labels.clear();
-        let mut builder = SavedBuilder::new(bare.about.clone());
-        let tables = Remap::new(&bare).all(&mut builder)?;
-        let nodes = builder.add_remapped(&bare, &tables, |node| bare.trie.count(node))?;
+        let (mut builder, _, nodes) =
+            SavedBuilder::copied(&bare, bare.about.clone(), |node| bare.trie.count(node))?;
         if let Some(timeline) = &bare.timeline {
             builder.add_timeline(&bare, timeline, &nodes)?;
         }
@@ -137,10 +147,8 @@ impl SavedProfile {
     pub fn select_type(&self, kind: &str) -> Result<Option<SavedProfile>, Full> {
         let Some(values) = &self.values else { return Ok(None) };
         let Some(index) = values.index(kind) else { return Ok(None) };
-        let mut builder = SavedBuilder::new(self.about.clone());
-        let tables = Remap::new(self).all(&mut builder)?;
         let value = |node| values.of(node).and_then(|values| values.get(index)).copied().unwrap_or(0);
-        let nodes = builder.add_remapped(self, &tables, value)?;
+        let (mut builder, _, nodes) = SavedBuilder::copied(self, self.about.clone(), value)?;
         let mut moved = StackValues::new(values.types().to_vec());
         for (node, row) in values.rows() {
             if let Some(here) = nodes.get(node.0 as usize) {

@@ -14,6 +14,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::about::About;
+use super::table::Lists;
 use super::texts::{TextId, Texts};
 use super::timeline::Timeline;
 use crate::escape::file_name;
@@ -320,6 +321,22 @@ impl SavedProfile {
         }
     }
 
+    /// Adds the names of a frame to a list, as they are shown.
+    pub(super) fn add_names(
+        &self,
+        frame: u32,
+        lines: bool,
+        texts: &mut Texts,
+        names: &mut Lists<TextId>,
+    ) -> Result<(), Full> {
+        let mut full = Ok(());
+        self.names_of(frame, lines, &mut |name| match texts.intern(&shown(name)) {
+            Ok(name) => names.push(name),
+            Err(why) => full = Err(why),
+        });
+        full
+    }
+
     /// The name of one function of a frame.
     pub(super) fn name_of_line(&self, line: &Line, lines: bool) -> Cow<'_, str> {
         let function = self.function(line.function);
@@ -335,7 +352,7 @@ impl SavedProfile {
     }
 
     /// `[module+0x1f40]`, or `[unknown]` outside of any module.
-    fn place_of(&self, frame: &Frame) -> String {
+    pub(super) fn place_of(&self, frame: &Frame) -> String {
         let mapping = frame.mapping.and_then(|mapping| self.mappings.get(mapping as usize));
         let Some(mapping) = mapping else { return UNKNOWN.to_owned() };
         let module = file_name(self.text(mapping.path));

@@ -16,7 +16,8 @@ use std::ops::Range;
 use super::builder::{Remap, SavedBuilder};
 use super::saved::{Full, SavedProfile, StackRoot};
 use super::texts::TextId;
-use crate::trie::NodeId;
+use crate::StackFrame;
+use crate::trie::{NodeId, Trie};
 
 /// A sample with a time, or several merged samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -237,6 +238,21 @@ pub struct Event {
     pub text: TextId,
 }
 
+impl Event {
+    /// What it is about, with its number: a thread, a process, an image.
+    pub(super) fn subject(&self, saved: &SavedProfile) -> String {
+        let text = saved.text(self.text);
+        // A process without samples is named after its first thread.
+        let process = Some(saved.text(self.process)).filter(|name| !name.is_empty()).unwrap_or(text);
+        match self.kind {
+            EventKind::ThreadStart | EventKind::ThreadEnd => format!("{text} ({})", self.thread),
+            EventKind::Exec => format!("{text} ({})", self.pid),
+            EventKind::ImageLoad => text.to_owned(),
+            EventKind::ProcessStart | EventKind::ProcessEnd => format!("{process} ({})", self.pid),
+        }
+    }
+}
+
 /// Finds the thread of an event among those with samples.
 pub(super) struct ThreadIndex<'t> {
     timeline: &'t Timeline,
@@ -382,6 +398,12 @@ impl Timeline {
         lost
     }
 
+    /// By node of `trie`, of which these are the times: the counts without a time.
+    pub(super) fn untimed(&self, trie: &Trie<StackFrame>) -> impl Fn(NodeId) -> u64 {
+        let timed = self.counts();
+        move |node| trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0))
+    }
+
     /// Counts by node.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<NodeId, u64> {
@@ -499,10 +521,8 @@ impl SavedProfile {
         let counts = selected.counts();
         let mut about = self.about.clone();
         about.limit_to(&range, self.lost_within(timeline, &range, all_ns));
-        let mut builder = SavedBuilder::new(about);
-        let tables = Remap::new(self).all(&mut builder)?;
-        let count = |node: NodeId| counts.get(&node).copied().unwrap_or(0);
-        let nodes = builder.add_remapped(self, &tables, count)?;
+        let count = |node| counts.get(&node).copied().unwrap_or(0);
+        let (mut builder, _, nodes) = SavedBuilder::copied(self, about, count)?;
         builder.add_timeline(self, &selected, &nodes)?;
         let mut saved = builder.finish();
         let incomplete = saved.incomplete_count();
@@ -518,15 +538,10 @@ impl SavedProfile {
     /// [`Full`] if it does not fit.
     pub fn without_times(&self) -> Result<Option<SavedProfile>, Full> {
         let Some(timeline) = &self.timeline else { return Ok(None) };
-        let timed = timeline.counts();
-        if timed.values().sum::<u64>() >= self.total() {
+        if timeline.counts().values().sum::<u64>() >= self.total() {
             return Ok(None);
         }
-        let mut builder = SavedBuilder::new(self.about.clone());
-        let tables = Remap::new(self).all(&mut builder)?;
-        let count =
-            |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
-        builder.add_remapped(self, &tables, count)?;
+        let (builder, ..) = SavedBuilder::copied(self, self.about.clone(), timeline.untimed(&self.trie))?;
         Ok(Some(builder.finish()))
     }
 
@@ -588,12 +603,8 @@ impl SavedProfile {
         let Some(timeline) = self.timeline.as_ref().filter(|_| self.has_merged_threads()) else {
             return Ok(self.clone());
         };
-        let mut builder = SavedBuilder::new(self.about.clone());
-        let tables = Remap::new(self).all(&mut builder)?;
-        let timed = timeline.counts();
-        let rest =
-            |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
-        builder.add_remapped(self, &tables, rest)?;
+        let (mut builder, tables, _) =
+            SavedBuilder::copied(self, self.about.clone(), timeline.untimed(&self.trie))?;
         let mut split = timeline.clone();
         let mut remap = Remap::new(self);
         let mut stack = Vec::new();

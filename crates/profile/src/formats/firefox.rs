@@ -20,6 +20,7 @@ use std::io::{self, Write};
 use serde_json::{Value, json};
 
 use super::json::Extra;
+use super::samples::without_timeline;
 use crate::about::SAMPLES;
 use crate::saved::SavedProfile;
 use crate::texts::TextId;
@@ -68,10 +69,7 @@ pub fn write_addresses(saved: &SavedProfile, libraries: &Libraries, out: &mut dy
         true => saved.total().div_ceil(SAMPLES_MAX).clamp(1, WEIGHT_MAX),
         false => WEIGHT_MAX,
     };
-    let extra = match timeline {
-        Some(timeline) => Extra::of(about).with_times(saved, timeline),
-        None => Extra::of(about),
-    };
+    let extra = Extra::of(about, saved, timeline);
     let code = Code::of(saved, libraries);
     write!(out, "{{\"meta\":{},\"libs\":{}", meta(saved, period_ns), file_libraries(libraries))?;
     write!(out, ",\"stackprof\":")?;
@@ -80,15 +78,12 @@ pub fn write_addresses(saved: &SavedProfile, libraries: &Libraries, out: &mut dy
     let weight_type = if about.unit == "bytes" { "bytes" } else { "samples" };
     let mut threads = Threads { out, weight_type, written: 0 };
     let spacing = SampleSpacing { period_ns, weight_max, has_time };
-    match timeline {
-        Some(timeline) => {
-            thread::write(&code, timeline, &mut threads)?;
-            // Its frame numbers equal those of the profile.
-            if let Some(rest) = saved.without_times().map_err(io::Error::other)? {
-                write_counts(&rest, &code, spacing, &mut threads)?;
-            }
-        }
-        None => write_counts(saved, &code, spacing, &mut threads)?,
+    if let Some(timeline) = timeline {
+        thread::write(&code, timeline, &mut threads)?;
+    }
+    // Its frame numbers equal those of the profile.
+    if let Some(counted) = without_timeline(saved, timeline)? {
+        write_counts(&counted, &code, spacing, &mut threads)?;
     }
     threads.out.write_all(b"]}")
 }

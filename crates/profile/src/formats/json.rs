@@ -1,23 +1,21 @@
-//! What formats share: the recording in a custom key (`Extra`, also of OTLP), lists of numbers in JSON (`Lists`),
-//! and times of samples by thread (`ThreadTimes`).
+//! What formats share: the recording in a custom key (`Extra`, also of OTLP), and lists of numbers in JSON (`Index`).
 //!
 //! The key of the recording is at the top of the file as `stackprof`, which other readers skip. Without it the duration and losses
 //! of the recording are lost, and comparisons would assume a whole recording.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use super::protobuf::limit;
-use super::tally::Malformed;
 use crate::about::About;
-use crate::builder::{ROOTS_MAX, SavedBuilder};
+use crate::builder::SavedBuilder;
 use crate::saved::{Full, SavedProfile};
+use crate::table::Lists;
 use crate::texts::TextId;
-use crate::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
+use crate::timeline::{Event, EventKind, Loss, Timeline};
 
 /// The recording, as the viewers' formats have no place for it.
 #[derive(Serialize, Deserialize)]
@@ -70,9 +68,10 @@ struct Times {
 }
 
 impl<'a> Extra<'a> {
-    /// Returns the key for a profile to be written.
-    pub(super) fn of(about: &'a About) -> Extra<'a> {
-        Extra {
+    /// Returns the key for a profile to be written; with `timeline` if it is written thread by thread, first the
+    /// samples with times.
+    pub(super) fn of(about: &'a About, saved: &SavedProfile, timeline: Option<&Timeline>) -> Extra<'a> {
+        let key = Extra {
             hz: about.hz,
             unit: Cow::Borrowed(&about.unit),
             time_unix_ns: about.time_unix_ns,
@@ -88,11 +87,8 @@ impl<'a> Extra<'a> {
             times: false,
             lost: about.lost.clone(),
             timeline: None,
-        }
-    }
-
-    /// Adds times to the key, for a profile written thread by thread: first the samples with times.
-    pub(super) fn with_times(self, saved: &SavedProfile, timeline: &Timeline) -> Extra<'a> {
+        };
+        let Some(timeline) = timeline else { return key };
         let text = |id: TextId| saved.text(id).to_owned();
         let losses = timeline.losses.iter();
         let losses = losses.map(|loss| (loss.since_ns, loss.at_ns, loss.lost_ns, text(loss.reason)));
@@ -107,7 +103,7 @@ impl<'a> Extra<'a> {
             events: events.collect(),
         };
         let merged_threads = saved.roots().iter().all(|root| root.thread.is_none());
-        Extra { times: true, merged_threads, timeline: Some(times), ..self }
+        Extra { times: true, merged_threads, timeline: Some(times), ..key }
     }
 
     /// Number of leading threads with timed samples; `None` if all have them.
@@ -172,37 +168,13 @@ impl<'a> Extra<'a> {
 
 // ---- Lists of numbers from a JSON file, concatenated.
 //
-// Separate lists would take fourteen times the memory of the text if they are short. A number that is not an index
-// (-1, 1.5, null) becomes [`NO_INDEX`], so that it costs one list and not the file.
+// A number that is not an index (-1, 1.5, null) becomes [`NO_INDEX`], so that it costs one list and not the file.
 
 /// Placeholder for a number that is not an index.
 pub(super) const NO_INDEX: u32 = u32::MAX;
 
-/// Lists of numbers.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Lists {
-    items: Vec<u32>,
-    /// End of each list in `items`.
-    ends: Vec<u32>,
-}
-
-impl Lists {
-    /// Number of lists.
-    pub(super) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// The lists.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &[u32]> {
-        let starts = std::iter::once(&0).chain(&self.ends);
-        starts
-            .zip(&self.ends)
-            .map(|(start, end)| self.items.get(*start as usize..*end as usize).unwrap_or_default())
-    }
-}
-
-impl<'de> Deserialize<'de> for Lists {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Lists, D::Error> {
+impl<'de> Deserialize<'de> for Lists<u32> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Lists<u32>, D::Error> {
         from.deserialize_seq(ListsVisitor)
     }
 }
@@ -210,24 +182,25 @@ impl<'de> Deserialize<'de> for Lists {
 struct ListsVisitor;
 
 impl<'de> Visitor<'de> for ListsVisitor {
-    type Value = Lists;
+    type Value = Lists<u32>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of lists of numbers")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Lists, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Lists<u32>, A::Error> {
         let mut lists = Lists::default();
-        while from.next_element_seed(NumbersVisitor(&mut lists.items))?.is_some() {
-            let end = u32::try_from(lists.items.len()).map_err(|_| A::Error::custom("too many numbers"))?;
-            lists.ends.push(end);
+        while from.next_element_seed(NumbersVisitor(&mut lists))?.is_some() {
+            if !lists.end() {
+                return Err(A::Error::custom("too many numbers"));
+            }
         }
         Ok(lists)
     }
 }
 
 /// Adds one list.
-struct NumbersVisitor<'l>(&'l mut Vec<u32>);
+struct NumbersVisitor<'l>(&'l mut Lists<u32>);
 
 impl<'de> DeserializeSeed<'de> for NumbersVisitor<'_> {
     type Value = ();
@@ -289,64 +262,6 @@ impl Visitor<'_> for IndexVisitor {
     }
 }
 
-// ---- Times of samples in files, grouped by thread.
-
-/// Most samples with times in a file: 9 hours of a thread at 997 Hz, 1 GiB.
-pub(super) const TIMED_SAMPLES_MAX: usize = 1 << 25;
-
-/// Process with its id, and name and number of a thread.
-pub(super) type ThreadKey = (TextId, Option<u32>, TextId, u64);
-
-/// The threads so far.
-#[derive(Debug, Default)]
-pub(super) struct ThreadTimes {
-    threads: Vec<ThreadTimeline>,
-    known: HashMap<ThreadKey, usize>,
-    samples: usize,
-}
-
-impl ThreadTimes {
-    /// Adds samples of a thread.
-    pub(super) fn add(
-        &mut self,
-        key: ThreadKey,
-        samples: impl ExactSizeIterator<Item = TimedSample>,
-    ) -> Result<(), Malformed> {
-        if samples.len() == 0 {
-            return Ok(());
-        }
-        self.samples += samples.len();
-        limit(self.samples, TIMED_SAMPLES_MAX + 1, "samples with times")?;
-        let (process, pid, name, id) = key;
-        let threads = &mut self.threads;
-        let index = *self.known.entry(key).or_insert_with(|| {
-            let samples = Vec::new();
-            threads.push(ThreadTimeline { process, pid, name, id, begun_ns: 0, ended_ns: None, samples });
-            threads.len() - 1
-        });
-        limit(index, ROOTS_MAX, "threads")?;
-        if let Some(thread) = self.threads.get_mut(index) {
-            thread.samples.extend(samples);
-        }
-        Ok(())
-    }
-
-    /// Moves them into a profile.
-    pub(super) fn finish(self, builder: &mut SavedBuilder) {
-        for mut thread in self.threads {
-            thread.samples.sort_by_key(|sample| sample.at_ns);
-            let begun_ns = |sample: &TimedSample| sample.at_ns.saturating_sub(sample.weight_ns);
-            thread.begun_ns = thread.samples.first().map_or(0, begun_ns);
-            builder.times().threads.push(thread);
-        }
-    }
-}
-
-/// Weight of this many counts, nanoseconds.
-pub(super) fn weight_ns(count: u64, period_ns: f64) -> u64 {
-    (count as f64 * period_ns).round() as u64
-}
-
 #[cfg(test)]
 mod lists_tests {
     use super::*;
@@ -354,17 +269,17 @@ mod lists_tests {
     #[test]
     fn lists_of_any_length_are_read() {
         for text in ["[]", "[[]]", "[[1,2],[],[4294967295]]", "[[],[7],[]]"] {
-            let lists: Lists = serde_json::from_str(text).expect("reads");
+            let lists: Lists<u32> = serde_json::from_str(text).expect("reads");
             let plain: Vec<Vec<u32>> = serde_json::from_str(text).expect("reads");
             assert_eq!(lists.iter().collect::<Vec<_>>(), plain, "{text}");
             assert_eq!(lists.len(), plain.len());
         }
-        let odd: Lists =
+        let odd: Lists<u32> =
             serde_json::from_str("[[-1],[1.5,2.0],[4294967296,null,1e300,-0.0]]").expect("reads");
         let none = NO_INDEX;
         assert_eq!(odd.iter().collect::<Vec<_>>(), [&[none][..], &[none, 2], &[none, none, none, 0]]);
         for text in ["[1]", "[[\"1\"]]", "[[1]", "{}"] {
-            assert!(serde_json::from_str::<Lists>(text).is_err(), "{text}");
+            assert!(serde_json::from_str::<Lists<u32>>(text).is_err(), "{text}");
         }
     }
 }

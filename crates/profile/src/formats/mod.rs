@@ -10,6 +10,7 @@ pub mod otlp;
 pub mod perf_script;
 pub mod pprof;
 mod protobuf;
+mod samples;
 pub mod speedscope;
 mod tally;
 

@@ -17,7 +17,7 @@ use std::io::{self, BufRead};
 
 use super::detect::broken;
 use super::encoding;
-use super::json::{TIMED_SAMPLES_MAX, ThreadKey, ThreadTimes};
+use super::samples::{TIMED_SAMPLES_MAX, ThreadKey, ThreadTimes};
 use super::tally::{Malformed, Tally};
 use crate::DEPTH_MAX;
 use crate::builder::SavedBuilder;

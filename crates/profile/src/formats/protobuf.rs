@@ -1,13 +1,15 @@
-//! Iterates over the fields of a protocol buffer, as slices of its bytes.
+//! The fields of a protocol buffer: read as slices of its bytes, and written.
 //!
-//! Input: the bytes of a message, hostile. Output: numbers and values of its fields. Allocates nothing, so
+//! Input: the bytes of a message, hostile. Output: numbers and values of its fields. Reading allocates nothing, so
 //! that a file's size is not multiplied in memory.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::{fmt, io};
 
 use prost::Message;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::encoding::{
+    DecodeContext, WireType, decode_key, decode_varint, encode_key, encode_varint, skip_field,
+};
 
 use super::tally::Malformed;
 use crate::saved::Full;
@@ -97,4 +99,30 @@ pub(super) fn limit(count: usize, limit: usize, what: &'static str) -> Result<()
 pub(super) fn message<M: Message + Default>(bytes: &[u8], what: &str, index: usize) -> Result<M, Malformed> {
     M::decode(bytes)
         .map_err(|error| Malformed::caused_by(format!("{what} {index} is broken: {error}"), error))
+}
+
+/// Appends the beginning of a field of bytes.
+pub(super) fn put_head(number: u32, len: usize, into: &mut Vec<u8>) {
+    encode_key(number, WireType::LengthDelimited, into);
+    encode_varint(len as u64, into);
+}
+
+/// Appends a field of bytes: a text, or an encoded message.
+pub(super) fn put_bytes(number: u32, bytes: &[u8], into: &mut Vec<u8>) {
+    put_head(number, bytes.len(), into);
+    into.extend_from_slice(bytes);
+}
+
+/// Appends a message.
+pub(super) fn put_message(number: u32, message: &impl Message, into: &mut Vec<u8>) -> io::Result<()> {
+    encode_key(number, WireType::LengthDelimited, into);
+    message.encode_length_delimited(into).map_err(io::Error::other)
+}
+
+/// Appends a number, except 0, the default.
+pub(super) fn put_number(number: u32, value: u64, into: &mut Vec<u8>) {
+    if value > 0 {
+        encode_key(number, WireType::Varint, into);
+        encode_varint(value, into);
+    }
 }

@@ -14,10 +14,12 @@ use std::io::{self, Write};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::json::{Extra, Index, NO_INDEX};
+use super::samples::without_timeline;
 use crate::StackFrame;
 use crate::escape::{escape_json, escape_line};
 use crate::saved::INCOMPLETE;
 use crate::saved::{SavedProfile, StackRoot, UNKNOWN};
+use crate::table::{Lists, Numbered};
 use crate::timeline::{ThreadTimeline, TimedSample, Timeline};
 use crate::trie::NodeId;
 use crate::views::by_name::{ByThread, OneThread};
@@ -38,28 +40,20 @@ pub fn write(saved: &SavedProfile, title: Option<&str>, out: &mut dyn Write) -> 
     let title = title.map_or_else(|| saved.processes().join(", ").into(), escape_line);
     write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
     write!(out, ",\"exporter\":{}", json(concat!("stackprof ", env!("CARGO_PKG_VERSION")))?)?;
-    let extra = match timeline {
-        Some(timeline) => Extra::of(about).with_times(saved, timeline),
-        None => Extra::of(about),
-    };
+    let extra = Extra::of(about, saved, timeline);
     write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&extra)?)?;
-    for (index, frame) in frames.table.iter().enumerate() {
+    for (index, frame) in frames.table.items().iter().enumerate() {
         write!(out, "{}{}", if index > 0 { ",\n" } else { "" }, json(frame)?)?;
     }
     write!(out, "]}},\"profiles\":[")?;
     let mut totals = Vec::new();
-    let rest = match timeline {
-        Some(timeline) => {
-            let total =
-                |thread: &ThreadTimeline| thread.samples.iter().map(|sample| sample.count).sum::<u64>();
-            totals.extend(timeline.threads.iter().map(total));
-            write_timed(saved, timeline, &frames, out)?;
-            saved.without_times().map_err(io::Error::other)?
-        }
-        None => None,
-    };
-    let counted = if timeline.is_some() { rest.as_ref() } else { Some(saved) };
-    if let Some(saved) = counted {
+    if let Some(timeline) = timeline {
+        let total = |thread: &ThreadTimeline| thread.samples.iter().map(|sample| sample.count).sum::<u64>();
+        totals.extend(timeline.threads.iter().map(total));
+        write_timed(saved, timeline, &frames, out)?;
+    }
+    if let Some(saved) = without_timeline(saved, timeline)? {
+        let saved = &*saved;
         let by_thread = ByThread::of(saved);
         for (index, thread) in by_thread.threads().iter().enumerate() {
             if index > 0 || timeline.is_some_and(|timeline| !timeline.threads.is_empty()) {
@@ -134,40 +128,29 @@ fn json(value: &(impl Serialize + ?Sized)) -> io::Result<String> {
 
 /// The frames of the file: one for each name with its file and line.
 struct Frames<'s> {
-    table: Vec<FileFrame<'s>>,
-    /// By frame of the profile: a range in `lists`.
-    spans: Vec<std::ops::Range<usize>>,
-    lists: Vec<u32>,
+    table: Numbered<FileFrame<'s>>,
+    /// By frame of the profile.
+    lists: Lists<u32>,
     incomplete: u32,
     waiting: u32,
 }
 
 impl<'s> Frames<'s> {
     fn of(saved: &'s SavedProfile) -> Frames<'s> {
-        let mut known: HashMap<FileFrame<'s>, u32> = HashMap::new();
-        let mut frames =
-            Frames { table: Vec::new(), spans: Vec::new(), lists: Vec::new(), incomplete: 0, waiting: 0 };
-        let mut number = |table: &mut Vec<FileFrame<'s>>, frame: FileFrame<'s>| {
-            *known.entry(frame).or_insert_with_key(|frame| {
-                table.push(frame.clone());
-                table.len() as u32 - 1
-            })
-        };
+        let (table, lists) = (Numbered::default(), Lists::default());
+        let mut frames = Frames { table, lists, incomplete: 0, waiting: 0 };
         let mark = |name| FileFrame { name: Cow::Borrowed(name), file: None, line: None };
         if saved.roots().iter().any(|root| !root.complete) {
-            frames.incomplete = number(&mut frames.table, mark(INCOMPLETE));
+            frames.incomplete = frames.table.number(mark(INCOMPLETE));
         }
         if saved.roots().iter().any(|root| root.waiting) {
-            frames.waiting = number(&mut frames.table, mark(WAITING));
+            frames.waiting = frames.table.number(mark(WAITING));
         }
-        for (index, frame) in saved.frames().iter().enumerate() {
-            let start = frames.lists.len();
+        for frame in saved.frames() {
             let lines = saved.lines_of(frame);
             if lines.is_empty() {
-                saved.names_of(index as u32, false, &mut |name| {
-                    let frame = FileFrame { name: Cow::Owned(name.to_owned()), file: None, line: None };
-                    frames.lists.push(number(&mut frames.table, frame));
-                });
+                let name = Cow::Owned(saved.place_of(frame));
+                frames.lists.push(frames.table.number(FileFrame { name, file: None, line: None }));
             }
             for line in lines {
                 let function = saved.function(line.function);
@@ -178,9 +161,9 @@ impl<'s> Frames<'s> {
                     file: Some(saved.text(function.file)).filter(|file| !file.is_empty()).map(Cow::Borrowed),
                     line: Some(line.line).filter(|line| *line > 0),
                 };
-                frames.lists.push(number(&mut frames.table, frame));
+                frames.lists.push(frames.table.number(frame));
             }
-            frames.spans.push(start..frames.lists.len());
+            frames.lists.end();
         }
         frames
     }
@@ -198,8 +181,7 @@ impl<'s> Frames<'s> {
     }
 
     fn of_frame(&self, frame: u32) -> &[u32] {
-        let span = self.spans.get(frame as usize).cloned();
-        span.and_then(|span| self.lists.get(span)).unwrap_or_default()
+        self.lists.get(frame as usize)
     }
 }
 

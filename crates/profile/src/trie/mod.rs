@@ -226,6 +226,18 @@ impl<K: Key> Trie<K> {
         Ok(mapped)
     }
 
+    /// Adds the value of each node to that of its caller, so that values of the stacks that end at a node become
+    /// those of all stacks through it.
+    pub fn add_to_callers<T: Copy>(&self, values: &mut [T], mut add: impl FnMut(&mut T, T)) {
+        // Callers have lower numbers.
+        for node in (1..values.len()).rev() {
+            let (caller, value) = (self.parent(NodeId(node as u32)), values[node]);
+            if let Some(of_caller) = caller.and_then(|caller| values.get_mut(caller.0 as usize)) {
+                add(of_caller, value);
+            }
+        }
+    }
+
     /// The children of every node.
     #[must_use]
     pub fn children(&self) -> Children {

@@ -6,8 +6,9 @@
 //! Omitted counts stay in the totals of their callers.
 
 use crate::StackFrame;
+use crate::saved::RootNames;
 use crate::saved::{Full, SavedProfile};
-use crate::saved::{RootNames, shown};
+use crate::table::Lists;
 use crate::texts::{TextId, Texts};
 use crate::trie::NodeId;
 
@@ -101,10 +102,8 @@ struct Group {
 struct NameTable<'a> {
     saved: &'a SavedProfile,
     texts: Texts,
-    /// Names of all frames, outermost first.
-    names: Vec<TextId>,
-    /// By frame of the trie: start of its names in `names`; one more at the end.
-    starts: Vec<u32>,
+    /// By frame of the trie, outermost first.
+    names: Lists<TextId>,
     /// Each frame has one name, and all names differ: then no two children of a node have the same
     /// name.
     distinct: bool,
@@ -112,23 +111,16 @@ struct NameTable<'a> {
 
 impl<'a> NameTable<'a> {
     fn of(saved: &'a SavedProfile, lines: bool) -> Result<NameTable<'a>, Full> {
-        let mut found =
-            NameTable { saved, texts: Texts::new(), names: Vec::new(), starts: vec![0], distinct: true };
+        let mut found = NameTable { saved, texts: Texts::new(), names: Lists::default(), distinct: true };
         let mut roots = RootNames::default();
         for frame in saved.trie().frames() {
             match frame {
                 StackFrame::Root(root) => found.add_root(root, &mut roots)?,
                 StackFrame::Frame(index) => {
-                    let mut full = Ok(());
-                    let (texts, names) = (&mut found.texts, &mut found.names);
-                    saved.names_of(index, lines, &mut |name| match texts.intern(&shown(name)) {
-                        Ok(name) => names.push(name),
-                        Err(why) => full = Err(why),
-                    });
-                    full?;
+                    saved.add_names(index, lines, &mut found.texts, &mut found.names)?;
                 }
             }
-            found.starts.push(found.names.len() as u32);
+            found.names.end();
         }
         found.distinct = found.are_distinct();
         Ok(found)
@@ -154,22 +146,17 @@ impl<'a> NameTable<'a> {
         let frames = || self.saved.trie().frames().enumerate();
         for (frame, _) in frames().filter(|(_, frame)| matches!(frame, StackFrame::Root(_))) {
             // Roots share the names of processes and threads.
-            self.of_frame(frame).iter().for_each(|name| {
+            self.names.get(frame).iter().for_each(|name| {
                 take(name);
             });
         }
         let mut code = frames().filter(|(_, frame)| matches!(frame, StackFrame::Frame(_)));
-        code.all(|(frame, _)| matches!(self.of_frame(frame), [name] if take(name)))
-    }
-
-    fn of_frame(&self, frame: usize) -> &[TextId] {
-        let at = |frame: usize| self.starts.get(frame).map_or(0, |start| *start as usize);
-        self.names.get(at(frame)..at(frame + 1)).unwrap_or_default()
+        code.all(|(frame, _)| matches!(self.names.get(frame), [name] if take(name)))
     }
 
     fn of_node(&self, node: u32) -> &[TextId] {
         let frame = self.saved.trie().frame_of(NodeId(node));
-        frame.map_or(&[], |frame| self.of_frame(frame.0 as usize))
+        frame.map_or(&[], |frame| self.names.get(frame.0 as usize))
     }
 
     fn name(&self, frame: &InlineFrame) -> TextId {
@@ -245,14 +232,10 @@ impl CallTotals {
         let trie = names.saved.trie();
         let count = trie.node_count() as u32;
         let mut totals: Vec<u64> = (0..count).map(|node| trie.count(NodeId(node))).collect();
+        trie.add_to_callers(&mut totals, |sum, count| *sum = sum.saturating_add(count));
         let mut calls = Vec::new();
-        // Callers have lower indexes.
-        for node in (1..count).rev() {
-            let Some(parent) = trie.parent(NodeId(node)).map(|parent| parent.0) else { continue };
-            let total = totals.get(node as usize).copied().unwrap_or(0);
-            if let Some(sum) = totals.get_mut(parent as usize) {
-                *sum = sum.saturating_add(total);
-            }
+        for (node, total) in (0..count).zip(&totals) {
+            let (Some(NodeId(parent)), total) = (trie.parent(NodeId(node)), *total) else { continue };
             // A node below the threshold matters only if nodes with the same name can form a group
             // above it.
             if total >= least || (total > 0 && (parent == 0 || !names.distinct)) {

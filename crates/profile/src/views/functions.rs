@@ -4,12 +4,11 @@
 //! report` and `pprof -top`. A recursive function counts once per stack; an inlined function is a function.
 //! The time is linear in the nodes of the trie.
 
-use std::collections::HashMap;
-
 use crate::StackFrame;
 use crate::escape::file_name;
 use crate::saved::shown;
 use crate::saved::{Full, SavedProfile};
+use crate::table::{Lists, Numbered};
 use crate::texts::{TextId, Texts};
 use crate::trie::NodeId;
 
@@ -42,7 +41,7 @@ impl FunctionTable {
     pub fn of(saved: &SavedProfile, lines: bool) -> Result<FunctionTable, Full> {
         let mut functions = Functions::of(saved, lines)?;
         functions.count(saved);
-        let Functions { texts, mut rows, .. } = functions;
+        let (texts, mut rows) = (functions.texts, functions.rows.into_items());
         rows.retain(|row| row.total_count > 0);
         let key = |row: &FunctionRow| (texts.get(row.name), texts.get(row.module));
         rows.sort_unstable_by(|a, b| {
@@ -74,23 +73,16 @@ impl FunctionTable {
 /// The functions of each frame of the trie.
 struct Functions {
     texts: Texts,
-    rows: Vec<FunctionRow>,
-    by_name: HashMap<(TextId, TextId), u32>,
-    /// Rows of all frames, outermost first.
-    of_frames: Vec<u32>,
-    /// By frame of the trie: start of its rows in `of_frames`; one more at the end.
-    starts: Vec<u32>,
+    /// By name and module.
+    rows: Numbered<(TextId, TextId), FunctionRow>,
+    /// By frame of the trie: its rows, outermost first.
+    of_frames: Lists<u32>,
 }
 
 impl Functions {
     fn of(saved: &SavedProfile, lines: bool) -> Result<Functions, Full> {
-        let mut all = Functions {
-            texts: Texts::new(),
-            rows: Vec::new(),
-            by_name: HashMap::new(),
-            of_frames: Vec::new(),
-            starts: vec![0],
-        };
+        let mut all =
+            Functions { texts: Texts::new(), rows: Numbered::default(), of_frames: Lists::default() };
         for frame in saved.trie().frames() {
             match frame {
                 StackFrame::Root(root) => {
@@ -109,31 +101,26 @@ impl Functions {
                     added?;
                 }
             }
-            all.starts.push(all.of_frames.len() as u32);
+            all.of_frames.end();
         }
         Ok(all)
     }
 
     fn add(&mut self, name: &str, module: TextId) -> Result<(), Full> {
         let name = self.texts.intern(&shown(name))?;
-        let new = self.rows.len() as u32;
-        let row = *self.by_name.entry((name, module)).or_insert(new);
-        if row == new {
-            self.rows.push(FunctionRow { name, module, self_count: 0, total_count: 0 });
-        }
-        self.of_frames.push(row);
+        let row = FunctionRow { name, module, self_count: 0, total_count: 0 };
+        self.of_frames.push(self.rows.number_with((name, module), || row));
         Ok(())
     }
 
     /// Adds the counts of all stacks.
     fn count(&mut self, saved: &SavedProfile) {
         let trie = saved.trie();
-        let subtotals = subtotals(saved);
-        let Functions { rows, of_frames, starts, .. } = self;
-        let of_frame = |frame: usize| {
-            let at = |frame: usize| starts.get(frame).map_or(0, |start| *start as usize);
-            of_frames.get(at(frame)..at(frame + 1)).unwrap_or_default()
-        };
+        // By node: the counts of all stacks through it.
+        let mut subtotals: Vec<u64> =
+            (0..trie.node_count() as u32).map(|node| trie.count(NodeId(node))).collect();
+        trie.add_to_callers(&mut subtotals, |sum, count| *sum = sum.saturating_add(count));
+        let (rows, of_frames) = (self.rows.items_mut(), &self.of_frames);
         // The rows of the stack that leads to a node, and how often each occurs in it.
         let (mut stack, mut ends): (Vec<u32>, Vec<usize>) = (Vec::new(), Vec::new());
         let mut uses = vec![0u32; rows.len()];
@@ -143,7 +130,7 @@ impl Functions {
             for row in stack.drain(ends.last().copied().unwrap_or(0)..) {
                 uses[row as usize] -= 1;
             }
-            let here = trie.frame_of(NodeId(node)).map_or(&[][..], |frame| of_frame(frame.0 as usize));
+            let here = trie.frame_of(NodeId(node)).map_or(&[][..], |frame| of_frames.get(frame.0 as usize));
             // A root is a function only if the stack ends there.
             let is_root = matches!(trie.key(NodeId(node)), Some(StackFrame::Root(_)));
             let count = trie.count(NodeId(node));
@@ -166,20 +153,6 @@ impl Functions {
             ends.push(stack.len());
         });
     }
-}
-
-/// By node of the trie: the counts of all stacks through it.
-fn subtotals(saved: &SavedProfile) -> Vec<u64> {
-    let trie = saved.trie();
-    let mut subtotals: Vec<u64> =
-        (0..trie.node_count() as u32).map(|node| trie.count(NodeId(node))).collect();
-    // Callers have lower indexes.
-    for node in (1..subtotals.len()).rev() {
-        if let Some(caller) = trie.parent(NodeId(node as u32)) {
-            subtotals[caller.0 as usize] = subtotals[caller.0 as usize].saturating_add(subtotals[node]);
-        }
-    }
-    subtotals
 }
 
 /// File name of a frame's module; empty if not known.

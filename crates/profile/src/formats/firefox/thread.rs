@@ -8,25 +8,25 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::ops::Range;
 
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
 
 use super::libraries::Libraries;
-use super::tables::{
-    ConstantColumn, EVENT, FileThread, FrameColumns, FuncColumns, JIT, KERNEL, LIBRARY, LOST, MarkerColumns,
-    MarkerData, NativeSymbolColumns, OTHER, Programs, ResourceColumns, SampleColumns, StackColumns, USER,
-    milliseconds,
-};
+use super::tables::{EVENT, JIT, KERNEL, LIBRARY, LOST, OTHER, Programs, USER};
 use super::{Threads, unique_pid};
 use crate::formats::html::{FunctionKind, kind_of};
 use crate::saved::INCOMPLETE;
 use crate::saved::{SavedProfile, UNKNOWN};
+use crate::table::Numbered;
 use crate::texts::TextId;
-use crate::timeline::{Event, EventKind, ThreadIndex, ThreadTimeline, Timeline};
+use crate::timeline::{ThreadIndex, ThreadTimeline, Timeline};
 use crate::trie::NodeId;
 
 /// Resource type of libraries.
-const RESOURCE_TYPE_LIBRARY: u8 = 1;
+const RESOURCE_TYPE_LIBRARY: u32 = 1;
 
 /// Facts about code, for all threads.
 pub(super) struct Code<'s> {
@@ -69,37 +69,36 @@ pub(super) struct Identity<'s> {
 /// A row of the table of frames.
 struct FrameRow {
     func: u32,
-    address: i64,
+    address: Option<u32>,
     inline_depth: u32,
     category: u8,
     native_symbol: Option<u32>,
     line: Option<u32>,
 }
 
-/// Key of a row of the function table: name, library, file, line.
-type FuncKey = (u32, Option<u32>, Option<u32>, u32);
+/// A row of the table of stacks: the stack of its callers, and its frame.
+type StackRow = (Option<u32>, u32);
+/// A row of the table of functions: name, library, file, line.
+type FuncRow = (u32, Option<u32>, Option<u32>, u32);
+/// A row of the table of libraries: library and name.
+type ResourceRow = (u32, u32);
+/// A row of the table of functions as the linker knows them: address, library and name.
+type SymbolRow = (u32, u32, u32);
 
 /// The tables of a thread, built on demand.
 pub(super) struct Thread<'c, 's> {
     code: &'c Code<'s>,
     identity: Identity<'s>,
-    strings: Vec<Cow<'s, str>>,
-    string_of: HashMap<Cow<'s, str>, u32>,
+    strings: Numbered<Cow<'s, str>>,
     frames: Vec<FrameRow>,
-    /// By frame of the profile: its frames in this thread.
-    frame_of: HashMap<u32, Vec<u32>>,
+    /// By frame of the profile: its rows in `frames`.
+    frame_of: HashMap<u32, Range<u32>>,
     incomplete_frame: Option<u32>,
-    funcs: Vec<FuncKey>,
-    func_of: HashMap<FuncKey, u32>,
-    /// Library and name.
-    resources: Vec<(u32, u32)>,
-    resource_of: HashMap<u32, u32>,
-    /// Address, library and name.
-    symbols: Vec<(u32, u32, u32)>,
-    symbol_of: HashMap<(u32, u32), u32>,
-    prefixes: Vec<Option<u32>>,
-    stack_frames: Vec<u32>,
-    stack_of: HashMap<(Option<u32>, u32), u32>,
+    funcs: Numbered<FuncRow>,
+    resources: Numbered<ResourceRow>,
+    /// By library and name.
+    symbols: Numbered<(u32, u32), SymbolRow>,
+    stack_table: Numbered<StackRow>,
     stacks: Vec<Option<u32>>,
     at_ns: Vec<u64>,
     weights: Vec<u64>,
@@ -116,20 +115,14 @@ impl<'c, 's> Thread<'c, 's> {
         Thread {
             code,
             identity,
-            strings: Vec::new(),
-            string_of: HashMap::new(),
+            strings: Numbered::default(),
             frames: Vec::new(),
             frame_of: HashMap::new(),
             incomplete_frame: None,
-            funcs: Vec::new(),
-            func_of: HashMap::new(),
-            resources: Vec::new(),
-            resource_of: HashMap::new(),
-            symbols: Vec::new(),
-            symbol_of: HashMap::new(),
-            prefixes: Vec::new(),
-            stack_frames: Vec::new(),
-            stack_of: HashMap::new(),
+            funcs: Numbered::default(),
+            resources: Numbered::default(),
+            symbols: Numbered::default(),
+            stack_table: Numbered::default(),
             stacks: Vec::new(),
             at_ns: Vec::new(),
             weights: Vec::new(),
@@ -157,7 +150,7 @@ impl<'c, 's> Thread<'c, 's> {
 
     /// Adds markers.
     pub(super) fn add_markers(&mut self, markers: Vec<Marker>) {
-        self.markers = columns(markers, |text| self.string(text));
+        self.markers = columns(markers, |text| self.strings.number(Cow::Borrowed(text)));
     }
 
     /// The stack for frames of the profile, outermost first.
@@ -165,31 +158,15 @@ impl<'c, 's> Thread<'c, 's> {
         let mut stack = None;
         if !complete {
             let incomplete_frame = self.incomplete_frame();
-            stack = Some(self.descend(stack, incomplete_frame));
+            stack = Some(self.stack_table.number((stack, incomplete_frame)));
         }
         for frame in frames {
-            let rows = match self.frame_of.get(&frame) {
-                Some(rows) => rows.clone(),
-                None => {
-                    let rows = self.rows(frame);
-                    self.frame_of.insert(frame, rows.clone());
-                    rows
-                }
-            };
-            for row in rows {
-                stack = Some(self.descend(stack, row));
+            let known = self.frame_of.get(&frame).cloned();
+            for row in known.unwrap_or_else(|| self.add_frame(frame)) {
+                stack = Some(self.stack_table.number((stack, row)));
             }
         }
         stack
-    }
-
-    fn descend(&mut self, prefix: Option<u32>, frame: u32) -> u32 {
-        let (prefixes, frames) = (&mut self.prefixes, &mut self.stack_frames);
-        *self.stack_of.entry((prefix, frame)).or_insert_with(|| {
-            prefixes.push(prefix);
-            frames.push(frame);
-            frames.len() as u32 - 1
-        })
     }
 
     /// The placeholder frame for the missing part of a stack.
@@ -197,21 +174,15 @@ impl<'c, 's> Thread<'c, 's> {
         if let Some(incomplete_frame) = self.incomplete_frame {
             return incomplete_frame;
         }
-        let name = self.string(INCOMPLETE);
-        let func = self.func((name, None, None, 0));
-        self.frames.push(FrameRow {
-            func,
-            address: -1,
-            inline_depth: 0,
-            category: OTHER,
-            native_symbol: None,
-            line: None,
-        });
+        let name = self.strings.number(Cow::Borrowed(INCOMPLETE));
+        let func = self.funcs.number((name, None, None, 0));
+        self.add_row(func, None, 0, OTHER, None, 0);
         *self.incomplete_frame.insert(self.frames.len() as u32 - 1)
     }
 
-    /// The rows for a frame of the profile, outermost first.
-    fn rows(&mut self, index: u32) -> Vec<u32> {
+    /// Adds the rows for a frame of the profile, outermost first.
+    fn add_frame(&mut self, index: u32) -> Range<u32> {
+        let first = self.frames.len() as u32;
         let code = self.code;
         let saved = code.saved;
         let place = code.libraries.frames.get(index as usize).copied().flatten();
@@ -220,15 +191,13 @@ impl<'c, 's> Thread<'c, 's> {
         let resource = place.map(|(library, _)| self.resource(library));
         let path = place.and_then(|(library, _)| code.libraries.list.get(library as usize));
         let path = path.map_or("", |library| library.path.as_str());
-        let mut rows = Vec::with_capacity(lines.len().max(1));
+        let address = place.map(|(_, address)| address);
         if lines.is_empty() {
-            let mut name = String::new();
-            saved.names_of(index, false, &mut |text| text.clone_into(&mut name));
+            let name = frame.map_or_else(|| UNKNOWN.to_owned(), |frame| saved.place_of(frame));
             let category = self.category(&name, path);
-            let name = self.string(name);
-            let func = self.func((name, resource, None, 0));
-            rows.push(self.row(func, place, 0, category, None, 0));
-            return rows;
+            let name = self.strings.number(Cow::Owned(name));
+            let func = self.funcs.number((name, resource, None, 0));
+            self.add_row(func, address, 0, category, None, 0);
         }
         let mut symbol = None;
         for (depth, line) in (0u32..).zip(lines) {
@@ -236,31 +205,31 @@ impl<'c, 's> Thread<'c, 's> {
             let shown = function.shown_name();
             let text = if shown == TextId::EMPTY { UNKNOWN } else { saved.text(shown) };
             let category = self.category(text, path);
-            let name = self.string(text);
+            let name = self.strings.number(Cow::Borrowed(text));
             let file = Some(saved.text(function.file)).filter(|file| !file.is_empty());
-            let file = file.map(|file| self.string(file));
-            let func = self.func((name, resource, file, function.start_line));
+            let file = file.map(|file| self.strings.number(Cow::Borrowed(file)));
+            let func = self.funcs.number((name, resource, file, function.start_line));
             if depth == 0 {
                 symbol = place.map(|(library, address)| self.symbol(library, (shown, name), address));
             }
-            rows.push(self.row(func, place, depth, category, symbol, line.line));
+            self.add_row(func, address, depth, category, symbol, line.line);
         }
+        let rows = first..self.frames.len() as u32;
+        self.frame_of.insert(index, rows.clone());
         rows
     }
 
-    fn row(
+    fn add_row(
         &mut self,
         func: u32,
-        place: Option<(u32, u32)>,
+        address: Option<u32>,
         inline_depth: u32,
         category: u8,
         native_symbol: Option<u32>,
         line: u32,
-    ) -> u32 {
-        let address = place.map_or(-1, |(_, address)| i64::from(address));
+    ) {
         let line = Some(line).filter(|line| *line > 0);
         self.frames.push(FrameRow { func, address, inline_depth, category, native_symbol, line });
-        self.frames.len() as u32 - 1
     }
 
     fn category(&self, name: &str, path: &str) -> u8 {
@@ -277,52 +246,20 @@ impl<'c, 's> Thread<'c, 's> {
         }
     }
 
-    fn string(&mut self, text: impl Into<Cow<'s, str>>) -> u32 {
-        let text = text.into();
-        if let Some(known) = self.string_of.get(&text) {
-            return *known;
-        }
-        let index = self.strings.len() as u32;
-        self.strings.push(text.clone());
-        self.string_of.insert(text, index);
-        index
-    }
-
-    fn func(&mut self, key: FuncKey) -> u32 {
-        let funcs = &mut self.funcs;
-        *self.func_of.entry(key).or_insert_with(|| {
-            funcs.push(key);
-            funcs.len() as u32 - 1
-        })
-    }
-
     fn resource(&mut self, library: u32) -> u32 {
-        if let Some(known) = self.resource_of.get(&library) {
-            return *known;
-        }
-        let libraries = self.code.libraries;
-        let name =
-            self.string(libraries.list.get(library as usize).map_or("", |library| library.name.as_str()));
-        let index = self.resources.len() as u32;
-        self.resources.push((library, name));
-        self.resource_of.insert(library, index);
-        index
+        let found = self.code.libraries.list.get(library as usize);
+        let name = found.map_or("", |library| library.name.as_str());
+        let name = self.strings.number(Cow::Borrowed(name));
+        self.resources.number((library, name))
     }
 
     fn symbol(&mut self, library: u32, (function, name): (TextId, u32), address: u32) -> u32 {
         let start = self.code.starts.get(&(library, function)).copied().unwrap_or(address);
-        let symbols = &mut self.symbols;
-        *self.symbol_of.entry((library, name)).or_insert_with(|| {
-            symbols.push((start, library, name));
-            symbols.len() as u32 - 1
-        })
+        self.symbols.number_with((library, name), || (start, library, name))
     }
 
     /// Writes the thread.
     pub(super) fn write(self, weight_type: &'static str, out: &mut dyn Write) -> io::Result<()> {
-        let (frames, funcs) = (self.frames.len(), self.funcs.len());
-        let of_frames = || self.frames.iter();
-        let of_funcs = || self.funcs.iter();
         let thread = FileThread {
             name: self.identity.name,
             is_main_thread: self.identity.is_main,
@@ -346,51 +283,183 @@ impl<'c, 's> Thread<'c, 's> {
                 thread_cpu_delta: &self.cpu_us,
             },
             markers: self.markers,
-            stack_table: StackColumns {
-                length: self.stack_frames.len(),
-                prefix: &self.prefixes,
-                frame: &self.stack_frames,
-            },
-            frame_table: FrameColumns {
-                length: frames,
-                address: of_frames().map(|row| row.address).collect(),
-                inline_depth: of_frames().map(|row| row.inline_depth).collect(),
-                category: of_frames().map(|row| row.category).collect(),
-                subcategory: ConstantColumn(0, frames),
-                func: of_frames().map(|row| row.func).collect(),
-                native_symbol: of_frames().map(|row| row.native_symbol).collect(),
-                inner_window_id: ConstantColumn(0, frames),
-                line: of_frames().map(|row| row.line).collect(),
-                column: ConstantColumn((), frames),
-            },
-            func_table: FuncColumns {
-                length: funcs,
-                name: of_funcs().map(|func| func.0).collect(),
-                is_js: ConstantColumn(false, funcs),
-                relevant_for_js: ConstantColumn(false, funcs),
-                resource: of_funcs().map(|func| func.1.map_or(-1, i64::from)).collect(),
-                file_name: of_funcs().map(|func| func.2).collect(),
-                line_number: of_funcs().map(|func| Some(func.3).filter(|line| *line > 0)).collect(),
-                column_number: ConstantColumn((), funcs),
-            },
-            resource_table: ResourceColumns {
-                length: self.resources.len(),
-                lib: self.resources.iter().map(|resource| resource.0).collect(),
-                name: self.resources.iter().map(|resource| resource.1).collect(),
-                host: ConstantColumn((), self.resources.len()),
-                kind: ConstantColumn(RESOURCE_TYPE_LIBRARY, self.resources.len()),
-            },
-            native_symbols: NativeSymbolColumns {
-                length: self.symbols.len(),
-                address: self.symbols.iter().map(|symbol| symbol.0).collect(),
-                function_size: ConstantColumn((), self.symbols.len()),
-                lib_index: self.symbols.iter().map(|symbol| symbol.1).collect(),
-                name: self.symbols.iter().map(|symbol| symbol.2).collect(),
-            },
-            string_array: &self.strings,
+            stack_table: Columns(
+                self.stack_table.items(),
+                &[("prefix", |row| row.0.into()), ("frame", |row| row.1.into())],
+            ),
+            frame_table: Columns(
+                &self.frames,
+                &[
+                    ("address", |row| row.address.map_or(Cell::NoIndex, Cell::from)),
+                    ("inlineDepth", |row| row.inline_depth.into()),
+                    ("category", |row| u32::from(row.category).into()),
+                    ("subcategory", |_| Cell::Number(0)),
+                    ("func", |row| row.func.into()),
+                    ("nativeSymbol", |row| row.native_symbol.into()),
+                    ("innerWindowID", |_| Cell::Number(0)),
+                    ("line", |row| row.line.into()),
+                    ("column", |_| Cell::Null),
+                ],
+            ),
+            func_table: Columns(
+                self.funcs.items(),
+                &[
+                    ("name", |row| row.0.into()),
+                    ("isJS", |_| Cell::False),
+                    ("relevantForJS", |_| Cell::False),
+                    ("resource", |row| row.1.map_or(Cell::NoIndex, Cell::from)),
+                    ("fileName", |row| row.2.into()),
+                    ("lineNumber", |row| Some(row.3).filter(|line| *line > 0).into()),
+                    ("columnNumber", |_| Cell::Null),
+                ],
+            ),
+            resource_table: Columns(
+                self.resources.items(),
+                &[
+                    ("lib", |row| row.0.into()),
+                    ("name", |row| row.1.into()),
+                    ("host", |_| Cell::Null),
+                    ("type", |_| Cell::Number(RESOURCE_TYPE_LIBRARY)),
+                ],
+            ),
+            native_symbols: Columns(
+                self.symbols.items(),
+                &[
+                    ("address", |row| row.0.into()),
+                    ("functionSize", |_| Cell::Null),
+                    ("libIndex", |row| row.1.into()),
+                    ("name", |row| row.2.into()),
+                ],
+            ),
+            string_array: self.strings.items(),
         };
         serde_json::to_writer(out, &thread).map_err(io::Error::from)
     }
+}
+
+// ---- A thread in the file's layout: tables as columns of equal length (version 55 of the format).
+
+/// A thread.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FileThread<'t> {
+    name: &'t str,
+    is_main_thread: bool,
+    process_type: &'static str,
+    process_name: &'t str,
+    process_startup_time: f64,
+    process_shutdown_time: Option<f64>,
+    register_time: f64,
+    unregister_time: Option<f64>,
+    paused_ranges: [(); 0],
+    show_markers_in_timeline: bool,
+    pid: &'t str,
+    tid: u64,
+    samples: SampleColumns<'t>,
+    markers: MarkerColumns,
+    stack_table: Columns<'t, StackRow>,
+    frame_table: Columns<'t, FrameRow>,
+    func_table: Columns<'t, FuncRow>,
+    resource_table: Columns<'t, ResourceRow>,
+    native_symbols: Columns<'t, SymbolRow>,
+    string_array: &'t [Cow<'t, str>],
+}
+
+/// Samples.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SampleColumns<'t> {
+    length: usize,
+    weight_type: &'static str,
+    stack: &'t [Option<u32>],
+    /// Milliseconds since the previous sample.
+    time_deltas: Vec<f64>,
+    weight: &'t [u64],
+    #[serde(rename = "threadCPUDelta")]
+    thread_cpu_delta: &'t [u64],
+}
+
+/// Markers: events and losses.
+#[derive(Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct MarkerColumns {
+    length: usize,
+    category: Vec<u8>,
+    data: Vec<MarkerData>,
+    start_time: Vec<f64>,
+    end_time: Vec<Option<f64>>,
+    name: Vec<u32>,
+    phase: Vec<u8>,
+}
+
+/// Data of a marker besides its name.
+#[derive(Serialize)]
+struct MarkerData {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    text: String,
+}
+
+/// The name of a column, and its value of a row.
+type NamedColumn<R> = (&'static str, fn(&R) -> Cell);
+
+/// Rows of a table, and its columns.
+struct Columns<'t, R>(&'t [R], &'t [NamedColumn<R>]);
+
+/// One column.
+struct Column<'t, R>(&'t [R], fn(&R) -> Cell);
+
+/// A value of a column.
+#[derive(Clone, Copy)]
+enum Cell {
+    Null,
+    /// -1: none.
+    NoIndex,
+    False,
+    Number(u32),
+}
+
+impl From<u32> for Cell {
+    fn from(number: u32) -> Cell {
+        Cell::Number(number)
+    }
+}
+
+impl From<Option<u32>> for Cell {
+    fn from(number: Option<u32>) -> Cell {
+        number.map_or(Cell::Null, Cell::Number)
+    }
+}
+
+impl<R> Serialize for Columns<'_, R> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut table = serializer.serialize_map(None)?;
+        table.serialize_entry("length", &self.0.len())?;
+        self.1.iter().try_for_each(|(name, cell)| table.serialize_entry(name, &Column(self.0, *cell)))?;
+        table.end()
+    }
+}
+
+impl<R> Serialize for Column<'_, R> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(self.1))
+    }
+}
+
+impl Serialize for Cell {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Cell::Null => serializer.serialize_unit(),
+            Cell::NoIndex => serializer.serialize_i8(-1),
+            Cell::False => serializer.serialize_bool(false),
+            Cell::Number(number) => serializer.serialize_u32(*number),
+        }
+    }
+}
+
+/// Converts a time to the format's unit.
+fn milliseconds(ns: u64) -> f64 {
+    ns as f64 / 1e6
 }
 
 /// Converts times to the format's deltas.
@@ -509,7 +578,7 @@ pub(super) fn by_thread(saved: &SavedProfile, timeline: &Timeline) -> Vec<Vec<Ma
         let index = threads.of_process(event).filter(|index| *index < markers.len()).unwrap_or(0);
         markers[index].push(Marker {
             name: event.kind.words(),
-            text: details(saved, event),
+            text: event.subject(saved),
             category: EVENT,
             at_ns: event.at_ns,
             end_ns: None,
@@ -526,21 +595,8 @@ pub(super) fn by_thread(saved: &SavedProfile, timeline: &Timeline) -> Vec<Vec<Ma
     markers
 }
 
-/// The subject of an event.
-fn details(saved: &SavedProfile, event: &Event) -> String {
-    let text = saved.text(event.text);
-    // A process without samples is named after its first thread.
-    let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);
-    match event.kind {
-        EventKind::ThreadStart | EventKind::ThreadEnd => format!("{text} ({})", event.thread),
-        EventKind::Exec => format!("{text} ({})", event.pid),
-        EventKind::ImageLoad => text.to_owned(),
-        EventKind::ProcessStart | EventKind::ProcessEnd => format!("{process} ({})", event.pid),
-    }
-}
-
 /// The marker columns of a thread; `string` returns the index of a text.
-pub(super) fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str) -> u32) -> MarkerColumns {
+fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str) -> u32) -> MarkerColumns {
     let mut columns = MarkerColumns::default();
     for marker in markers {
         columns.length += 1;

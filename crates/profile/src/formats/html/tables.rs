@@ -16,8 +16,9 @@ use crate::escape::file_name;
 use crate::heap::InuseHistory;
 use crate::saved::INCOMPLETE;
 use crate::saved::{Full, Mapping, SavedProfile, StackRoot, UNKNOWN};
+use crate::table::Numbered;
 use crate::texts::{TextId, Texts};
-use crate::timeline::{Event, EventKind, ThreadIndex, Timeline};
+use crate::timeline::{ThreadIndex, Timeline};
 use crate::trie::{FrameWords, Key, NodeId, Trie};
 use crate::views::by_name::FIBER;
 use crate::{StackFrame, shown};
@@ -116,16 +117,12 @@ pub(super) struct Code {
 pub(super) struct Tables {
     texts: Texts,
     /// File name, path and build id.
-    libraries: Vec<(TextId, TextId, TextId)>,
-    library_by_text: HashMap<TextId, u32>,
-    functions: Vec<Function>,
-    function_of: HashMap<(TextId, u32, TextId), u32>,
+    libraries: Numbered<TextId, (TextId, TextId, TextId)>,
+    functions: Numbered<(TextId, u32, TextId), Function>,
     /// Process, and name and id, plus one, if threads are kept apart.
-    threads: Vec<(TextId, TextId, u64)>,
-    thread_of: HashMap<(TextId, TextId, u64), u32>,
+    threads: Numbered<(TextId, TextId, u64)>,
     /// Thread and flags.
-    roots: Vec<(u32, u64)>,
-    root_of: HashMap<(u32, u64), u32>,
+    roots: Numbered<(u32, u64)>,
     nodes: Trie<PageFrame>,
     counts: Vec<Count>,
     samples: Vec<TimedCount>,
@@ -144,13 +141,13 @@ impl Tables {
 
     /// The source file of a function.
     pub(super) fn source_of(&self, function: u32) -> Option<String> {
-        self.functions.get(function as usize).map(|function| self.texts.get(function.file).to_owned())
+        self.functions.items().get(function as usize).map(|function| self.texts.get(function.file).to_owned())
     }
 
     /// Path and build id of the library of a function.
     pub(super) fn file_of(&self, function: u32) -> Option<(String, String)> {
-        let index = self.functions.get(function as usize)?.library.checked_sub(1)?;
-        let (_, path, build_id) = self.libraries.get(index as usize)?;
+        let index = self.functions.items().get(function as usize)?.library.checked_sub(1)?;
+        let (_, path, build_id) = self.libraries.items().get(index as usize)?;
         Some((self.texts.get(*path).to_owned(), self.texts.get(*build_id).to_owned()))
     }
 
@@ -167,14 +164,7 @@ impl Tables {
                 *total = total.saturating_add(count.value);
             }
         }
-        // Callers have lower numbers.
-        for node in (1..totals.len()).rev() {
-            let total = totals[node];
-            let caller = self.nodes.parent(NodeId(node as u32));
-            if let Some(of_caller) = caller.and_then(|caller| totals.get_mut(caller.0 as usize)) {
-                *of_caller = of_caller.saturating_add(total);
-            }
-        }
+        self.nodes.add_to_callers(&mut totals, |sum, count| *sum = sum.saturating_add(count));
         totals
     }
 
@@ -218,9 +208,9 @@ impl Tables {
         if let Some(timeline) = timeline {
             self.add_timeline(saved, timeline, &places)?;
             // Samples of threads that did not fit in the timeline.
-            let over_time = timeline.counts();
+            let untimed = timeline.untimed(trie);
             for (there, place) in (0..).map(NodeId).zip(&places) {
-                let value = trie.count(there).saturating_sub(over_time.get(&there).copied().unwrap_or(0));
+                let value = untimed(there);
                 if let Some((root, node)) = place.filter(|_| value > 0) {
                     self.counts.push(Count { root, node: node.0, side, value });
                 }
@@ -246,7 +236,7 @@ impl Tables {
             for sample in thread.samples.iter().filter(|sample| sample.count > 0) {
                 let place = sample.node.and_then(|node| places.get(node.0 as usize)).copied().flatten();
                 let Some((root, node)) = place else { continue };
-                let flags = self.roots.get(root as usize).map_or(0, |(_, flags)| *flags);
+                let flags = self.roots.items().get(root as usize).map_or(0, |(_, flags)| *flags);
                 let root = self.root_of_thread((process, name, thread.id.wrapping_add(1)), flags);
                 self.counts.push(Count { root, node: node.0, side: 0, value: sample.count });
                 for (at_ns, value) in sample.parts(each) {
@@ -274,10 +264,11 @@ impl Tables {
             if let Some(own) = threads.own(event).and_then(|index| timeline.threads.get(index)) {
                 let process = self.texts.intern(&shown(saved.text(own.process)))?;
                 let name = self.texts.intern(saved.text(own.name))?;
-                let lane = self.thread_of.get(&(process, name, own.id.wrapping_add(1)));
-                thread = lane.map_or(0, |lane| u64::from(*lane) + 1);
+                let lane = self.threads.find(&(process, name, own.id.wrapping_add(1)));
+                thread = lane.map_or(0, |lane| u64::from(lane) + 1);
             }
-            let text = self.texts.intern(&event_text(saved, event))?;
+            let text = format!("{}: {}", event.kind.words(), event.subject(saved));
+            let text = self.texts.intern(&text)?;
             let kind = EVENT_OWN + event.kind as u64;
             self.events.push(PageEvent { at_ns: event.at_ns, duration_ns: 0, kind, thread, text });
         }
@@ -320,7 +311,7 @@ impl Tables {
                 };
                 match self.function(&matched(name, matching), library, file, matching.is_some()) {
                     Ok(function) => {
-                        if let Some(known) = self.functions.get_mut(function as usize) {
+                        if let Some(known) = self.functions.items_mut().get_mut(function as usize) {
                             known.kind = kind;
                             known.line = known.line.max(start_line);
                         }
@@ -346,11 +337,8 @@ impl Tables {
         }
         let (name, path) = (self.texts.intern(name)?, self.texts.intern(path)?);
         let build_id = self.texts.intern(saved.text(mapping.build_id))?;
-        let libraries = &mut self.libraries;
-        Ok(*self.library_by_text.entry(if by_name { name } else { path }).or_insert_with(|| {
-            libraries.push((name, path, build_id));
-            libraries.len() as u32
-        }))
+        let key = if by_name { name } else { path };
+        Ok(self.libraries.number_with(key, || (name, path, build_id)) + 1)
     }
 
     /// Index of a function. In a comparison functions of one name are merged, whatever their source file.
@@ -358,11 +346,8 @@ impl Tables {
         let name = self.texts.intern(if name.is_empty() { UNKNOWN } else { name })?;
         let file = self.texts.intern(file)?;
         let key = (name, library, if by_name { TextId::EMPTY } else { file });
-        let functions = &mut self.functions;
-        Ok(*self.function_of.entry(key).or_insert_with(|| {
-            functions.push(Function { name, library, file, line: 0, kind: FunctionKind::default() });
-            functions.len() as u32 - 1
-        }))
+        let function = || Function { name, library, file, line: 0, kind: FunctionKind::default() };
+        Ok(self.functions.number_with(key, function))
     }
 
     /// Index of a root; `None` for one that is excluded from the comparison.
@@ -391,16 +376,8 @@ impl Tables {
 
     /// Index of the root of a thread (process, name, number plus one) with these flags.
     fn root_of_thread(&mut self, thread: (TextId, TextId, u64), flags: u64) -> u32 {
-        let threads = &mut self.threads;
-        let thread = *self.thread_of.entry(thread).or_insert_with(|| {
-            threads.push(thread);
-            threads.len() as u32 - 1
-        });
-        let roots = &mut self.roots;
-        *self.root_of.entry((thread, flags)).or_insert_with(|| {
-            roots.push((thread, flags));
-            roots.len() as u32 - 1
-        })
+        let thread = self.threads.number(thread);
+        self.roots.number((thread, flags))
     }
 
     /// All strings, by number.
@@ -416,14 +393,14 @@ impl Tables {
             path: text(path),
             build_id: text(build_id),
         };
-        self.libraries.iter().map(library).collect()
+        self.libraries.items().iter().map(library).collect()
     }
 
     /// The numbers.
     pub(super) fn columns(&self, compares: bool) -> Columns {
         use Form::{Back, Delta, Plain};
         let mut out = Columns::default();
-        let functions = || self.functions.iter();
+        let functions = || self.functions.items().iter();
         out.add("function.name", Delta, functions().map(|function| function.name.0.into()));
         out.add("function.library", Plain, functions().map(|function| function.library.into()));
         out.add("function.file", Delta, functions().map(|function| function.file.0.into()));
@@ -434,12 +411,13 @@ impl Tables {
         out.add("frame.line", Delta, frames().map(|frame| frame.line.into()));
         out.add("frame.address", Delta, frames().map(|frame| frame.address));
         out.add("frame.inlined", Plain, frames().map(|frame| frame.inlined.into()));
-        let threads = || self.threads.iter();
+        let threads = || self.threads.items().iter();
         out.add("thread.process", Plain, threads().map(|(process, ..)| process.0.into()));
         out.add("thread.name", Plain, threads().map(|(_, name, _)| name.0.into()));
         out.add("thread.id", Delta, threads().map(|(.., id)| *id));
-        out.add("root.thread", Delta, self.roots.iter().map(|(thread, _)| (*thread).into()));
-        out.add("root.flags", Plain, self.roots.iter().map(|(_, flags)| *flags));
+        let roots = || self.roots.items().iter();
+        out.add("root.thread", Delta, roots().map(|(thread, _)| (*thread).into()));
+        out.add("root.flags", Plain, roots().map(|(_, flags)| *flags));
         let nodes = || (0..self.nodes.node_count() as u32).map(NodeId);
         out.add(
             "node.parent",
@@ -501,20 +479,6 @@ impl Tables {
             }
         }
         rows
-    }
-}
-
-/// The text of an event for people.
-fn event_text(saved: &SavedProfile, event: &Event) -> String {
-    let text = saved.text(event.text);
-    // A process without samples is named after its first thread.
-    let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);
-    let words = event.kind.words();
-    match event.kind {
-        EventKind::ThreadStart | EventKind::ThreadEnd => format!("{words}: {text} ({})", event.thread),
-        EventKind::Exec => format!("{words}: {text} ({})", event.pid),
-        EventKind::ImageLoad => format!("{words}: {text}"),
-        EventKind::ProcessStart | EventKind::ProcessEnd => format!("{words}: {process} ({})", event.pid),
     }
 }
 

@@ -16,15 +16,14 @@ use prost::encoding::decode_varint;
 use super::proto::{self, field};
 use super::{OBSERVATIONS_MAX, key};
 use crate::about::{About, COMMENTS_MAX, SAMPLES};
-use crate::builder::SavedBuilder;
-use crate::formats::json::{Extra, ThreadTimes, weight_ns};
+use crate::formats::json::Extra;
 use crate::formats::pprof::read::{PERIOD_NS_MAX, PERIOD_NS_MIN};
 use crate::formats::protobuf::{Value, for_each_field, for_each_number, limit, message};
+use crate::formats::samples::{SampleIdentity, Samples, is_multiple};
 use crate::formats::tally::Tally;
 use crate::formats::{Malformed, pprof};
-use crate::saved::{SavedProfile, StackRoot};
+use crate::saved::SavedProfile;
 use crate::texts::TextId;
-use crate::timeline::TimedSample;
 use converter::{Any, Attribute, Converter, Resource, Tables};
 
 /// Most kinds of values that are named where one is missing.
@@ -74,17 +73,23 @@ pub(crate) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<SavedProfi
     let begin_ns = begin_ns(&read, &header);
     let extra: Option<Extra<'_>> = serde_json::from_str(&header.times).ok();
     let has_merged_threads = extra.as_ref().is_some_and(Extra::has_merged_threads);
-    let mut reader = Reader::new(
-        &tables,
-        std::mem::take(&mut header.about),
-        begin_ns,
-        has_merged_threads,
-        count_unit.divisor,
-    );
+    let period_ns = match (header.about.period_ns(), &*header.about.unit) {
+        (Some(period_ns), SAMPLES) => period_ns,
+        // Times are counted directly.
+        (_, "nanoseconds") => 1.0,
+        _ => 0.0,
+    };
+    let mut reader = Reader {
+        converter: Converter::new(&tables, header.about),
+        samples: Samples::new(begin_ns, period_ns, count_unit.divisor, has_merged_threads),
+        number: 0,
+        sample: Sample::default(),
+    };
     for profile in &read {
         reader.profile(profile, tally)?;
     }
-    let mut builder = reader.finish(tally);
+    let Reader { converter: Converter { mut builder, .. }, samples, .. } = reader;
+    samples.finish(&mut builder, tally);
     if let Some(extra) = extra.filter(|_| builder.so_far().timeline().is_some()) {
         extra.put_times(&mut builder)?;
     }
@@ -312,18 +317,16 @@ impl<'t, 'a> Profile<'t, 'a> {
         first_ns
     }
 
-    /// Whether all values are whole periods. Dividing measured times would lose the remainder.
+    /// Whether all values are whole periods.
     fn are_multiples(&self, period: u64) -> bool {
-        let is_whole = |value: u64| {
-            let over = value % period;
-            over.min(period - over) <= period / 100 + value / 1_000_000
-        };
         self.for_each_sample(|sample| {
             for_each_field(sample, &"a sample", |number, value| match number {
-                field::VALUES => for_each_number(value, &"a sample", |value| match is_whole(value) {
-                    true => Ok(()),
-                    false => Err("no whole period".into()),
-                }),
+                field::VALUES => {
+                    for_each_number(value, &"a sample", |value| match is_multiple(value, period) {
+                        true => Ok(()),
+                        false => Err("no whole period".into()),
+                    })
+                }
                 _ => Ok(()),
             })
         })
@@ -385,16 +388,6 @@ impl CountUnit {
 /// Most attributes of a sample.
 const SAMPLE_ATTRIBUTES_MAX: usize = 1 << 10;
 
-/// Identity of a sample from its attributes.
-struct Identity<'a> {
-    root: StackRoot,
-    pid: Option<u32>,
-    thread: TextId,
-    tid: Option<u64>,
-    cpu: Option<u32>,
-    weights: &'a [u8],
-}
-
 /// A decoded sample.
 #[derive(Default)]
 struct Sample {
@@ -453,60 +446,19 @@ impl Sample {
 /// Reads samples into a profile.
 struct Reader<'t, 'a> {
     converter: Converter<'t, 'a>,
-    times: ThreadTimes,
-    begin_ns: u64,
-    has_merged_threads: bool,
-    divisor: u64,
-    period_ns: f64,
-    /// Samples whose labels are left out.
-    without_labels: u64,
+    samples: Samples,
     /// Samples so far, and the buffers of the last one.
-    samples: u64,
+    number: u64,
     sample: Sample,
 }
 
-impl<'t, 'a> Reader<'t, 'a> {
-    /// Returns a reader without samples.
-    fn new(
-        tables: &'t Tables<'a>,
-        about: About,
-        begin_ns: u64,
-        has_merged_threads: bool,
-        divisor: u64,
-    ) -> Reader<'t, 'a> {
-        let period_ns = match (about.period_ns(), &*about.unit) {
-            (Some(period_ns), SAMPLES) => period_ns,
-            // Times are counted directly.
-            (_, "nanoseconds") => 1.0,
-            _ => 0.0,
-        };
-        Reader {
-            converter: Converter::new(tables, about),
-            times: ThreadTimes::default(),
-            begin_ns,
-            has_merged_threads,
-            divisor,
-            period_ns,
-            without_labels: 0,
-            samples: 0,
-            sample: Sample::default(),
-        }
-    }
-
-    /// The resulting profile.
-    fn finish(self, tally: &mut Tally) -> SavedBuilder {
-        tally.remark_labels(self.without_labels);
-        let mut builder = self.converter.finish();
-        self.times.finish(&mut builder);
-        builder
-    }
-
+impl<'a> Reader<'_, 'a> {
     /// Reads the samples of a profile.
     fn profile(&mut self, profile: &Profile<'_, 'a>, tally: &mut Tally) -> Result<(), Malformed> {
         let process = self.converter.process(profile)?;
         profile.for_each_sample(|bytes| {
-            self.samples += 1;
-            let number = self.samples;
+            self.number += 1;
+            let number = self.number;
             let mut sample = std::mem::take(&mut self.sample);
             let read = match sample.read(bytes) {
                 Ok(()) => self.add(&sample, (process, profile.resource.pid), number, tally),
@@ -543,8 +495,8 @@ impl<'t, 'a> Reader<'t, 'a> {
             tally.skip_sample(|| format!("{} {fault}", of()));
             return Ok(());
         }
-        let identity = self.identity(sample, process, pid)?;
-        let root = self.converter.root(identity.root)?;
+        let (identity, weights) = self.identity(sample, process, pid)?;
+        let root = self.converter.builder.root(identity.root)?;
         let node = match self.converter.node(root, sample.stack).map_err(|why| why.at(of()))? {
             Ok(node) => node,
             Err(what) => {
@@ -552,41 +504,30 @@ impl<'t, 'a> Reader<'t, 'a> {
                 return Ok(());
             }
         };
-        let weights = weights(identity.weights, observations);
+        let weights = unpacked(weights, observations);
         let mut timed = Vec::with_capacity(sample.times.len());
         for index in 0..observations {
             let value = sample.values.get(index).map_or(1, |value| value.cast_signed());
-            // Without its negative half a difference would be meaningless.
-            let count = u64::try_from(value)
-                .map_err(|_| format!("{} counts {value}; a difference of profiles is no profile", of()))?;
-            let count = count / self.divisor + u64::from(count % self.divisor > self.divisor / 2);
-            self.converter.count(node, count).map_err(|full| full.at(of()))?;
+            let count = self.samples.counts(value, of)?;
+            self.converter.builder.count(node, count).map_err(|full| Malformed::from(full).at(of()))?;
             if let Some(time) = sample.times.get(index) {
-                let by_count = || weight_ns(count, self.period_ns);
-                timed.push(TimedSample {
-                    at_ns: time.saturating_sub(self.begin_ns),
-                    weight_ns: weights.get(index).copied().unwrap_or_else(by_count),
-                    // A stack that was not recorded has no counts.
-                    node: Some(node).filter(|_| sample.stack > 0 || count > 0),
-                    count,
-                    cpu: identity.cpu,
-                });
+                // A stack that was not recorded has no counts.
+                let node = Some(node).filter(|_| sample.stack > 0 || count > 0);
+                timed.push((*time, weights.get(index).copied(), node, count));
             }
         }
         tally.understand();
-        let key = (identity.root.process, identity.pid, identity.thread, identity.tid.unwrap_or(0));
-        self.times.add(key, timed.into_iter())
+        self.samples.add_times(&identity, timed.into_iter())
     }
 
-    /// Determines the identity of a sample.
+    /// Determines the identity of a sample, and its encoded weights.
     fn identity(
         &mut self,
         sample: &Sample,
         process: TextId,
         pid: Option<u32>,
-    ) -> Result<Identity<'a>, Malformed> {
-        let root = StackRoot::of(process);
-        let mut identity = Identity { root, pid, thread: TextId::EMPTY, tid: None, cpu: None, weights: &[] };
+    ) -> Result<(SampleIdentity, &'a [u8]), Malformed> {
+        let (mut identity, mut weights): (_, &[u8]) = (SampleIdentity::of(process, pid), &[]);
         let mut labels = Vec::new();
         for index in &sample.attributes {
             match self.converter.attribute(*index)? {
@@ -599,25 +540,19 @@ impl<'t, 'a> Reader<'t, 'a> {
                 Attribute::Cpu(cpu) => identity.cpu = Some(cpu),
                 Attribute::Waiting(waiting) => {
                     identity.root.waiting = waiting;
-                    self.converter.note_waits();
+                    self.converter.builder.about().idle.get_or_insert(true);
                 }
                 Attribute::Incomplete => identity.root.complete = false,
-                Attribute::Weights(weights) => identity.weights = weights,
+                Attribute::Weights(packed) => weights = packed,
             }
         }
-        match self.converter.labels(&mut labels) {
-            Some(labels) => identity.root.labels = labels,
-            None => self.without_labels += 1,
-        }
-        if !self.has_merged_threads {
-            identity.root.thread = identity.tid.map(|tid| (identity.thread, tid));
-        }
-        Ok(identity)
+        self.samples.complete_root(&mut identity, &mut labels, &mut self.converter.builder);
+        Ok((identity, weights))
     }
 }
 
 /// The weight of each observation; empty unless there is one for each.
-fn weights(mut packed: &[u8], observations: usize) -> Vec<u64> {
+fn unpacked(mut packed: &[u8], observations: usize) -> Vec<u64> {
     let mut weights = Vec::new();
     while !packed.is_empty() && weights.len() <= observations {
         let Ok(weight) = decode_varint(&mut packed) else { return Vec::new() };

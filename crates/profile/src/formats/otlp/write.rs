@@ -20,9 +20,12 @@ use super::proto::{self, Any, AnyValue, field};
 use super::{OBSERVATIONS_MAX, SCOPE, key};
 use crate::StackFrame;
 use crate::about::About;
-use crate::formats::json::{Extra, weight_ns};
+use crate::formats::json::Extra;
 use crate::formats::pprof::{self, label};
+use crate::formats::protobuf::{put_bytes, put_head, put_message, put_number};
+use crate::formats::samples::weight_ns;
 use crate::saved::{LabelValue, SavedProfile, StackRoot, StackValues, ValueType};
+use crate::table::Memo;
 use crate::texts::TextId;
 use crate::timeline::{ThreadTimeline, TimedSample, Timeline};
 use crate::trie::NodeId;
@@ -64,18 +67,22 @@ fn write_message(saved: &SavedProfile, out: &mut dyn Write) -> io::Result<()> {
     let Writer { dictionary, .. } = writer;
     let scope = proto::Scope { name: SCOPE.to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
     let mut profiles = Vec::new();
-    put(field::SCOPE, &scope.encode_to_vec(), &mut profiles);
-    messages.iter().for_each(|profile| put(field::PROFILES, profile, &mut profiles));
+    put_message(field::SCOPE, &scope, &mut profiles)?;
+    messages.iter().for_each(|profile| put_bytes(field::PROFILES, profile, &mut profiles));
     drop(messages);
     let mut resource_profiles = Vec::new();
-    put(field::RESOURCE, &resource(saved).encode_to_vec(), &mut resource_profiles);
-    put(field::SCOPE_PROFILES, &profiles, &mut resource_profiles);
+    put_message(field::RESOURCE, &resource(saved), &mut resource_profiles)?;
+    put_bytes(field::SCOPE_PROFILES, &profiles, &mut resource_profiles);
     drop(profiles);
-    head(field::RESOURCE_PROFILES, resource_profiles.len(), out)?;
+    let mut head = Vec::new();
+    put_head(field::RESOURCE_PROFILES, resource_profiles.len(), &mut head);
+    out.write_all(&head)?;
     out.write_all(&resource_profiles)?;
     drop(resource_profiles);
     let tables = dictionary.finish()?;
-    head(field::DICTIONARY, tables.iter().map(Vec::len).sum(), out)?;
+    head.clear();
+    put_head(field::DICTIONARY, tables.iter().map(Vec::len).sum(), &mut head);
+    out.write_all(&head)?;
     tables.iter().try_for_each(|table| out.write_all(table))
 }
 
@@ -106,21 +113,6 @@ fn resource(saved: &SavedProfile) -> proto::Resource {
     proto::Resource { attributes: attributes.into_iter().flatten().map(attribute).collect() }
 }
 
-/// Appends a field of bytes.
-fn put(number: u32, bytes: &[u8], into: &mut Vec<u8>) {
-    encode_key(number, WireType::LengthDelimited, into);
-    encode_varint(bytes.len() as u64, into);
-    into.extend_from_slice(bytes);
-}
-
-/// Writes the header of a field of bytes.
-fn head(number: u32, len: usize, out: &mut dyn Write) -> io::Result<()> {
-    let mut head = Vec::new();
-    encode_key(number, WireType::LengthDelimited, &mut head);
-    encode_varint(len as u64, &mut head);
-    out.write_all(&head)
-}
-
 struct Writer<'s> {
     saved: &'s SavedProfile,
     dictionary: Dictionary<'s>,
@@ -132,32 +124,19 @@ impl Writer<'_> {
     /// Writes everything except the samples.
     fn header(&mut self, about: &About) -> io::Result<()> {
         let saved = self.saved;
-        let (kind, unit) = match &about.value_type {
-            Some(kind) if *kind != about.unit => (kind.clone(), about.unit.clone()),
-            _ => (about.unit.clone(), "count".to_owned()),
-        };
-        let kind = proto::ValueType { kind: self.dictionary.text(kind)?, unit: self.dictionary.text(unit)? };
-        put(field::SAMPLE_TYPE, &kind.encode_to_vec(), &mut self.profile);
+        self.value_type(field::SAMPLE_TYPE, about.counted_type())?;
         if let Some(time_unix_ns) = about.time_unix_ns {
             encode_key(field::TIME_UNIX_NANO, WireType::SixtyFourBit, &mut self.profile);
             self.profile.extend_from_slice(&time_unix_ns.to_le_bytes());
         }
-        self.number(field::DURATION_NANO, about.duration_ns.unwrap_or(0));
+        put_number(field::DURATION_NANO, about.duration_ns.unwrap_or(0), &mut self.profile);
         if let Some(period_ns) = about.period_ns() {
-            let cpu = proto::ValueType {
-                kind: self.dictionary.text("cpu")?,
-                unit: self.dictionary.text("nanoseconds")?,
-            };
-            put(field::PERIOD_TYPE, &cpu.encode_to_vec(), &mut self.profile);
-            self.number(field::PERIOD, period_ns.round() as u64);
+            self.value_type(field::PERIOD_TYPE, ("cpu", "nanoseconds"))?;
+            put_number(field::PERIOD, period_ns.round() as u64, &mut self.profile);
         }
         if let Some(every) = about.sampled_every {
-            let space = proto::ValueType {
-                kind: self.dictionary.text("space")?,
-                unit: self.dictionary.text("bytes")?,
-            };
-            put(field::PERIOD_TYPE, &space.encode_to_vec(), &mut self.profile);
-            self.number(field::PERIOD, every);
+            self.value_type(field::PERIOD_TYPE, ("space", "bytes"))?;
+            put_number(field::PERIOD, every, &mut self.profile);
         }
         let mut attributes = Vec::new();
         let recording = pprof::to_comments(about);
@@ -168,20 +147,19 @@ impl Writer<'_> {
             attributes.push(self.dictionary.attribute(key::COMMENTS, comments)?);
         }
         if let Some(timeline) = saved.timeline() {
-            let times = serde_json::to_string(&Extra::of(about).with_times(saved, timeline))?;
+            let times = serde_json::to_string(&Extra::of(about, saved, Some(timeline)))?;
             attributes.push(self.dictionary.attribute(key::TIMES, Any::Text(times))?);
         }
         let mut packed = Vec::new();
         attributes.iter().for_each(|index| encode_varint(u64::from(index.unsigned_abs()), &mut packed));
-        put(field::PROFILE_ATTRIBUTES, &packed, &mut self.profile);
+        put_bytes(field::PROFILE_ATTRIBUTES, &packed, &mut self.profile);
         Ok(())
     }
 
-    fn number(&mut self, number: u32, value: u64) {
-        if value > 0 {
-            encode_key(number, WireType::Varint, &mut self.profile);
-            encode_varint(value, &mut self.profile);
-        }
+    fn value_type(&mut self, number: u32, (kind, unit): (&str, &str)) -> io::Result<()> {
+        let mut text = |text: &str| self.dictionary.text(text.to_owned());
+        let kind = proto::ValueType { kind: text(kind)?, unit: text(unit)? };
+        put_message(number, &kind, &mut self.profile)
     }
 
     /// Writes a sample for each stack with a count.
@@ -195,7 +173,8 @@ impl Writer<'_> {
                 attributes.extend(self.state(root)?);
                 let stack = self.dictionary.stack(node)?;
                 let values = vec![value(count)?];
-                self.sample(&proto::Sample { stack, attributes, values, timestamps_unix_ns: Vec::new() })?;
+                let sample = proto::Sample { stack, attributes, values, timestamps_unix_ns: Vec::new() };
+                put_message(field::SAMPLES, &sample, &mut self.profile)?;
             }
         }
         Ok(())
@@ -226,10 +205,7 @@ impl Writer<'_> {
                 }
             }
         }
-        let over_time = timeline.counts();
-        self.counts(|node| {
-            saved.trie().count(node).saturating_sub(over_time.get(&node).copied().unwrap_or(0))
-        })
+        self.counts(timeline.untimed(saved.trie()))
     }
 
     /// Writes a stack with its times.
@@ -249,12 +225,8 @@ impl Writer<'_> {
         let begin_ns = about.time_unix_ns.unwrap_or(0);
         let values = samples.iter().map(|sample| value(sample.count)).collect::<io::Result<_>>()?;
         let times = samples.iter().map(|sample| begin_ns.saturating_add(sample.at_ns));
-        self.sample(&proto::Sample { stack, attributes, values, timestamps_unix_ns: times.collect() })
-    }
-
-    fn sample(&mut self, sample: &proto::Sample) -> io::Result<()> {
-        encode_key(field::SAMPLES, WireType::LengthDelimited, &mut self.profile);
-        sample.encode_length_delimited(&mut self.profile).map_err(io::Error::other)
+        let sample = proto::Sample { stack, attributes, values, timestamps_unix_ns: times.collect() };
+        put_message(field::SAMPLES, &sample, &mut self.profile)
     }
 
     /// Attributes for the identity of a sample. A thread of the profile always has its own name; that of the
@@ -341,16 +313,13 @@ impl Table {
 
     /// Appends an item; returns its index.
     fn push(&mut self, item: &impl Message) -> io::Result<i32> {
-        encode_key(self.field, WireType::LengthDelimited, &mut self.bytes);
-        item.encode_length_delimited(&mut self.bytes).map_err(io::Error::other)?;
+        put_message(self.field, item, &mut self.bytes)?;
         self.next()
     }
 
     /// Appends a text; returns its index.
     fn push_text(&mut self, text: &str) -> io::Result<i32> {
-        encode_key(self.field, WireType::LengthDelimited, &mut self.bytes);
-        encode_varint(text.len() as u64, &mut self.bytes);
-        self.bytes.extend_from_slice(text.as_bytes());
+        put_bytes(self.field, text.as_bytes(), &mut self.bytes);
         self.next()
     }
 
@@ -367,14 +336,14 @@ pub(super) struct Dictionary<'s> {
     texts: HashMap<Cow<'s, str>, i32>,
     /// By encoded attribute.
     attributes: HashMap<Vec<u8>, i32>,
-    /// By index in the profile; 0 for unused ones.
-    locations: Vec<i32>,
-    functions: Vec<i32>,
-    mappings: Vec<i32>,
+    /// By index in the profile.
+    locations: Memo<i32>,
+    functions: Memo<i32>,
+    mappings: Memo<i32>,
     /// By node of the trie: its path of frames, independent of the root.
     paths: Vec<u32>,
     /// By path.
-    stacks: Vec<i32>,
+    stacks: Memo<i32>,
     string_table: Table,
     attribute_table: Table,
     location_table: Table,
@@ -391,11 +360,11 @@ impl<'s> Dictionary<'s> {
             saved,
             texts: HashMap::from([(Cow::Borrowed(""), 0)]),
             attributes: HashMap::new(),
-            locations: vec![0; saved.frames().len()],
-            functions: vec![0; saved.functions().len()],
-            mappings: vec![0; saved.mappings().len()],
+            locations: Memo::new(saved.frames().len()),
+            functions: Memo::new(saved.functions().len()),
+            mappings: Memo::new(saved.mappings().len()),
             paths,
-            stacks: vec![0; path_count],
+            stacks: Memo::new(path_count),
             string_table: Table::new(field::STRING_TABLE),
             attribute_table: Table::new(field::ATTRIBUTE_TABLE),
             location_table: Table::new(field::LOCATION_TABLE),
@@ -408,7 +377,9 @@ impl<'s> Dictionary<'s> {
         dictionary.location_table.push(&proto::Location::default())?;
         dictionary.function_table.push(&proto::Function::default())?;
         dictionary.mapping_table.push(&proto::Mapping::default())?;
-        dictionary.stack_table.push(&proto::Stack::default())?;
+        // The empty path is the empty stack.
+        let empty = dictionary.stack_table.push(&proto::Stack::default())?;
+        dictionary.stacks.put(0, empty);
         Ok(dictionary)
     }
 
@@ -467,10 +438,8 @@ impl<'s> Dictionary<'s> {
     /// The index of a node's stack, without its root.
     pub(super) fn stack(&mut self, node: NodeId) -> io::Result<i32> {
         let path = self.paths.get(node.0 as usize).copied().unwrap_or(0) as usize;
-        match self.stacks.get(path) {
-            // The empty path is the empty stack.
-            Some(0) if path > 0 => {}
-            known => return Ok(known.copied().unwrap_or(0)),
+        if let Some(known) = self.stacks.get(path) {
+            return Ok(known);
         }
         let saved = self.saved;
         let mut locations = Vec::new();
@@ -482,16 +451,15 @@ impl<'s> Dictionary<'s> {
             at = saved.trie().parent(here);
         }
         let index = self.stack_table.push(&proto::Stack { locations })?;
-        if let Some(slot) = self.stacks.get_mut(path) {
-            *slot = index;
-        }
-        Ok(index)
+        Ok(self.stacks.put(path, index))
     }
 
     fn location(&mut self, frame: u32) -> io::Result<i32> {
         let saved = self.saved;
-        let known = self.locations.get(frame as usize).copied().unwrap_or(0);
-        let Some(found) = saved.frames().get(frame as usize).filter(|_| known == 0) else { return Ok(known) };
+        if let Some(known) = self.locations.get(frame as usize) {
+            return Ok(known);
+        }
+        let Some(found) = saved.frames().get(frame as usize) else { return Ok(0) };
         let mut lines = Vec::new();
         // The file has the innermost function first.
         for line in saved.lines_of(found).iter().rev() {
@@ -513,18 +481,14 @@ impl<'s> Dictionary<'s> {
         }
         let location = proto::Location { mapping, address: found.address, lines, attributes };
         let index = self.location_table.push(&location)?;
-        if let Some(slot) = self.locations.get_mut(frame as usize) {
-            *slot = index;
-        }
-        Ok(index)
+        Ok(self.locations.put(frame as usize, index))
     }
 
     fn function(&mut self, function: u32) -> io::Result<i32> {
-        match self.functions.get(function as usize) {
-            Some(0) => {}
-            known => return Ok(known.copied().unwrap_or(0)),
+        if let Some(known) = self.functions.get(function as usize) {
+            return Ok(known);
         }
-        let found = self.saved.function(function);
+        let Some(found) = self.saved.functions().get(function as usize) else { return Ok(0) };
         let written = proto::Function {
             name: self.text_of(found.name)?,
             system_name: self.text_of(found.system_name)?,
@@ -532,18 +496,15 @@ impl<'s> Dictionary<'s> {
             start_line: found.start_line.into(),
         };
         let index = self.function_table.push(&written)?;
-        if let Some(slot) = self.functions.get_mut(function as usize) {
-            *slot = index;
-        }
-        Ok(index)
+        Ok(self.functions.put(function as usize, index))
     }
 
     fn mapping(&mut self, mapping: u32) -> io::Result<i32> {
         let saved = self.saved;
-        let known = self.mappings.get(mapping as usize).copied().unwrap_or(0);
-        let Some(found) = saved.mappings().get(mapping as usize).filter(|_| known == 0) else {
+        if let Some(known) = self.mappings.get(mapping as usize) {
             return Ok(known);
-        };
+        }
+        let Some(found) = saved.mappings().get(mapping as usize) else { return Ok(0) };
         let mut attributes = Vec::new();
         if found.build_id != TextId::EMPTY {
             let build_id = Any::Text(saved.text(found.build_id).to_owned());
@@ -557,10 +518,7 @@ impl<'s> Dictionary<'s> {
             attributes,
         };
         let index = self.mapping_table.push(&written)?;
-        if let Some(slot) = self.mappings.get_mut(mapping as usize) {
-            *slot = index;
-        }
-        Ok(index)
+        Ok(self.mappings.put(mapping as usize, index))
     }
 }
 

@@ -24,13 +24,13 @@ use crate::DEPTH_MAX;
 use crate::about::{About, COMMENTS_MAX, SAMPLES};
 use crate::builder::SavedBuilder;
 use crate::escape::file_name;
-use crate::formats::json::{ThreadTimes, weight_ns};
 use crate::formats::protobuf::{self, Value, limit, message, string_at};
+use crate::formats::samples::{SampleIdentity, Samples, is_multiple};
 use crate::formats::tally::Tally;
 use crate::formats::{Malformed, encoding, pprof};
-use crate::saved::{Function, Label, LabelValue, Line, Mapping, SavedProfile, StackRoot};
+use crate::saved::{Function, Label, LabelValue, Line, Mapping, SavedProfile};
+use crate::table::Memo;
 use crate::texts::TextId;
-use crate::timeline::TimedSample;
 
 /// Linux appends this to the path of a mapped file that was deleted.
 const DELETED: &str = " (deleted)";
@@ -57,21 +57,21 @@ pub(crate) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<SavedProfi
     }
     let mut reader = Reader {
         tables: &tables,
-        begin_ns: about.time_unix_ns.unwrap_or(0),
-        period_ns: about.period_ns().unwrap_or(0.0),
-        has_merged_threads: tables.comments().any(|comment| comment == pprof::MERGED_THREADS),
+        samples: Samples::new(
+            about.time_unix_ns.unwrap_or(0),
+            about.period_ns().unwrap_or(0.0),
+            chosen.divisor,
+            tables.comments().any(|comment| comment == pprof::MERGED_THREADS),
+        ),
         builder: SavedBuilder::new(about),
-        texts: vec![None; tables.strings.len()],
-        times: ThreadTimes::default(),
+        texts: Memo::new(tables.strings.len()),
         labels: Vec::new(),
-        without_labels: 0,
     };
     let prune = Prune::new(&tables, tally)?;
     let known = reader.known(prune)?;
-    reader.samples(bytes, &known, chosen, tally)?;
-    let Reader { mut builder, times, without_labels, .. } = reader;
-    tally.remark_labels(without_labels);
-    times.finish(&mut builder);
+    reader.samples(bytes, &known, chosen.index, tally)?;
+    let Reader { mut builder, samples, .. } = reader;
+    samples.finish(&mut builder, tally);
     Ok(builder.finish())
 }
 
@@ -102,26 +102,16 @@ fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
 struct Reader<'t, 'a> {
     tables: &'t Tables<'a>,
     builder: SavedBuilder,
-    begin_ns: u64,
-    period_ns: f64,
-    /// Samples are by thread, but roots by process.
-    has_merged_threads: bool,
+    samples: Samples,
     /// By string of the file.
-    texts: Vec<Option<TextId>>,
-    times: ThreadTimes,
+    texts: Memo<TextId>,
     /// The labels of a sample; reused to avoid allocations.
     labels: Vec<Label>,
-    /// Samples whose labels are left out.
-    without_labels: u64,
 }
 
 /// The labels of a sample.
 struct Labelled {
-    root: StackRoot,
-    pid: Option<u32>,
-    thread: TextId,
-    tid: Option<u64>,
-    cpu: Option<u32>,
+    identity: SampleIdentity,
     /// Its time, nanoseconds since 1970.
     time_ns: Option<u64>,
     weight_ns: Option<u64>,
@@ -138,15 +128,11 @@ struct SampleTables {
 impl Reader<'_, '_> {
     fn text(&mut self, index: i64, of: &str) -> Result<TextId, Malformed> {
         let slot = usize::try_from(index).unwrap_or(usize::MAX);
-        if let Some(Some(known)) = self.texts.get(slot) {
-            return Ok(*known);
+        if let Some(known) = self.texts.get(slot) {
+            return Ok(known);
         }
-        let text = self.tables.string(index, of)?;
-        let text = self.builder.text(text)?;
-        if let Some(slot) = self.texts.get_mut(slot) {
-            *slot = Some(text);
-        }
-        Ok(text)
+        let text = self.builder.text(self.tables.string(index, of)?)?;
+        Ok(self.texts.put(slot, text))
     }
 
     /// Reads mappings, functions and locations.
@@ -227,7 +213,7 @@ impl Reader<'_, '_> {
         &mut self,
         bytes: &[u8],
         known: &SampleTables,
-        chosen: CountedValue,
+        chosen: usize,
         tally: &mut Tally,
     ) -> Result<(), Malformed> {
         let mut number = 0u64;
@@ -251,12 +237,7 @@ impl Reader<'_, '_> {
                 tally.skip_sample(|| format!("{} has {} values, expected {types}", of(), sample.value.len()));
                 return Ok(());
             }
-            let value = sample.value.get(chosen.index).copied().unwrap_or(0);
-            // Without its negative half a difference would be meaningless.
-            let count = u64::try_from(value)
-                .map_err(|_| format!("{} counts {value}; a difference of profiles is no profile", of()))?;
-            // Rounded: the times of a profile are whole periods, up to the precision of a clock.
-            let count = count / chosen.divisor + u64::from(count % chosen.divisor > chosen.divisor / 2);
+            let count = self.samples.counts(sample.value.get(chosen).copied().unwrap_or(0), of)?;
             stack.clear();
             let (mut depth, mut has_user) = (0, false);
             for id in sample.location_id.iter().rev() {
@@ -269,8 +250,7 @@ impl Reader<'_, '_> {
                     break;
                 }
                 has_user |= cut == DroppedFrames::Nothing;
-                let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
-                depth += lines.max(1);
+                depth += self.builder.depth_of(frame);
                 if depth > DEPTH_MAX {
                     return Err(format!("{} has more than {DEPTH_MAX} functions (DEPTH_MAX)", of()).into());
                 }
@@ -280,23 +260,17 @@ impl Reader<'_, '_> {
                 }
             }
             let labelled = self.labelled(&sample, known, &of)?;
-            let root = self.builder.root(labelled.root)?;
+            let root = self.builder.root(labelled.identity.root)?;
             let node = self
                 .builder
                 .add(root, &stack, count)
                 .map_err(|full| Malformed::caused_by(format!("{}: {full}", of()), full))?;
             tally.understand();
             let Some(time_ns) = labelled.time_ns else { return Ok(()) };
-            let sample = TimedSample {
-                at_ns: time_ns.saturating_sub(self.begin_ns),
-                weight_ns: labelled.weight_ns.unwrap_or_else(|| weight_ns(count, self.period_ns)),
-                // A stack that was not recorded has no counts.
-                node: Some(node).filter(|_| count > 0 || !stack.is_empty()),
-                count,
-                cpu: labelled.cpu,
-            };
-            let key = (labelled.root.process, labelled.pid, labelled.thread, labelled.tid.unwrap_or(0));
-            self.times.add(key, [sample].into_iter())
+            // A stack that was not recorded has no counts.
+            let node = Some(node).filter(|_| count > 0 || !stack.is_empty());
+            let observation = (time_ns, labelled.weight_ns, node, count);
+            self.samples.add_times(&labelled.identity, std::iter::once(observation))
         })
     }
 
@@ -307,9 +281,8 @@ impl Reader<'_, '_> {
         known: &SampleTables,
         of: &dyn Fn() -> String,
     ) -> Result<Labelled, Malformed> {
-        let mut root = StackRoot::of(known.process);
-        let (mut thread, mut tid) = (TextId::EMPTY, None);
-        let (mut pid, mut cpu, mut time_ns, mut weight_ns) = (None, None, None, None);
+        let mut identity = SampleIdentity::of(known.process, None);
+        let (mut time_ns, mut weight_ns) = (None, None);
         let mut others = std::mem::take(&mut self.labels);
         others.clear();
         for found in &sample.label {
@@ -317,19 +290,19 @@ impl Reader<'_, '_> {
             let key = tables.string(found.key, "a label")?;
             let text = tables.string(found.str, "a label")?;
             match key {
-                label::PROCESS => root.process = self.text(found.str, &of())?,
-                label::THREAD => thread = self.text(found.str, &of())?,
+                label::PROCESS => identity.root.process = self.text(found.str, &of())?,
+                label::THREAD => identity.thread = self.text(found.str, &of())?,
                 // Others write it as text of unknown meaning.
-                label::TID if found.str == 0 => tid = Some(found.num.cast_unsigned()),
-                label::PID if found.str == 0 => pid = u32::try_from(found.num).ok(),
-                label::CPU if found.str == 0 => cpu = u32::try_from(found.num).ok(),
+                label::TID if found.str == 0 => identity.tid = Some(found.num.cast_unsigned()),
+                label::PID if found.str == 0 => identity.pid = u32::try_from(found.num).ok(),
+                label::CPU if found.str == 0 => identity.cpu = u32::try_from(found.num).ok(),
                 label::TIME if found.str == 0 => time_ns = u64::try_from(found.num).ok(),
                 label::WEIGHT if found.str == 0 => weight_ns = u64::try_from(found.num).ok(),
                 label::STATE if text == label::WAITING || text == label::RUNNING => {
-                    root.waiting = text == label::WAITING;
+                    identity.root.waiting = text == label::WAITING;
                     self.builder.about().idle.get_or_insert(true);
                 }
-                label::INCOMPLETE if text == label::YES => root.complete = false,
+                label::INCOMPLETE if text == label::YES => identity.root.complete = false,
                 _ => {
                     let value = match found.str {
                         0 => LabelValue::Number(found.num, self.text(found.num_unit, &of())?),
@@ -339,16 +312,13 @@ impl Reader<'_, '_> {
                 }
             }
         }
-        if tid.is_none() && thread != TextId::EMPTY {
-            others.push(Label { key: self.builder.text(label::THREAD)?, value: LabelValue::Text(thread) });
+        if identity.tid.is_none() && identity.thread != TextId::EMPTY {
+            let value = LabelValue::Text(identity.thread);
+            others.push(Label { key: self.builder.text(label::THREAD)?, value });
         }
-        match self.builder.labels(&mut others) {
-            Some(labels) => root.labels = labels,
-            None => self.without_labels += 1,
-        }
+        self.samples.complete_root(&mut identity, &mut others, &mut self.builder);
         self.labels = others;
-        root.thread = tid.filter(|_| !self.has_merged_threads).map(|tid| (thread, tid));
-        Ok(Labelled { root, pid, thread, tid, cpu, time_ns, weight_ns })
+        Ok(Labelled { identity, time_ns, weight_ns })
     }
 }
 
@@ -562,14 +532,9 @@ pub(super) fn chosen(
     Ok(found)
 }
 
-/// Whether a value of all samples is whole periods, up to the rounding error of their sum. Dividing measured
-/// times would lose the remainder.
+/// Whether a value of all samples is whole periods.
 fn are_multiples(bytes: &[u8], index: usize, period: u64) -> bool {
-    let whole = |value: u64| {
-        let over = value % period;
-        over.min(period - over) <= period / 100 + value / 1_000_000
-    };
-    each_sample(bytes, |value| whole(value(index).unsigned_abs())).is_ok()
+    each_sample(bytes, |value| is_multiple(value(index).unsigned_abs(), period)).is_ok()
 }
 
 /// Whether one value of all samples is a constant multiple of another, up to rounding. Samples of waiting

@@ -11,13 +11,12 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
-use prost::encoding::{WireType, encode_key, encode_varint};
 
 use super::{Function, Label, Line, Location, Mapping, Sample, ValueType, field, label};
-use crate::StackFrame;
 use crate::about::SAMPLES;
-use crate::formats::json::weight_ns;
 use crate::formats::pprof;
+use crate::formats::protobuf::{put_bytes, put_message, put_number};
+use crate::formats::samples::{weight_ns, without_timeline};
 use crate::saved::{Frame, LabelValue, SavedProfile, StackRoot, StackValues};
 use crate::texts::TextId;
 use crate::timeline::Timeline;
@@ -143,10 +142,9 @@ impl Writer<'_, '_> {
         let about = &self.saved.about;
         let mut own =
             |kind: &str, unit: &str| ValueType { kind: self.strings.own(kind), unit: self.strings.own(unit) };
-        let types = match (self.saved.values(), &about.value_type) {
-            (Some(values), _) => values.types().iter().map(|of| own(&of.kind, &of.unit)).collect(),
-            (None, Some(kind)) if *kind != about.unit => vec![own(kind, &about.unit)],
-            (None, _) => vec![own(&about.unit, "count")],
+        let types = match self.saved.values() {
+            Some(values) => values.types().iter().map(|of| own(&of.kind, &of.unit)).collect(),
+            None => vec![own(about.counted_type().0, about.counted_type().1)],
         };
         for of in &types {
             self.message(field::SAMPLE_TYPE, of)?;
@@ -171,14 +169,7 @@ impl Writer<'_, '_> {
         for (node, row) in values.rows() {
             frames.clear();
             let Some(root) = saved.path_of(node, &mut frames) else { continue };
-            for frame in &frames {
-                if let Some(used) = used.get_mut(*frame as usize) {
-                    *used = true;
-                }
-            }
-            sample.location_id.clear();
-            sample.location_id.extend(frames.iter().rev().map(|frame| u64::from(*frame) + 1));
-            sample.label.clear();
+            set_stack(&mut sample, &frames, used);
             self.labels(&root, keys, &mut sample.label);
             let values = row.iter().map(|value| i64::try_from(*value).map_err(|_| too_large(*value)));
             sample.value = values.collect::<io::Result<_>>()?;
@@ -206,29 +197,17 @@ impl Writer<'_, '_> {
             self.all_values(values, &keys, &mut used)?;
             return Ok(used);
         }
-        let rest = match self.timeline {
-            Some(timeline) => {
-                self.timed_samples(timeline, &keys, &mut used, period_ns)?;
-                saved.without_times().map_err(io::Error::other)?
-            }
-            None => None,
-        };
-        let counted = if self.timeline.is_some() { rest.as_ref() } else { Some(saved) };
-        let Some(counted) = counted else { return Ok(used) };
+        if let Some(timeline) = self.timeline {
+            self.timed_samples(timeline, &keys, &mut used, period_ns)?;
+        }
+        let Some(counted) = without_timeline(saved, self.timeline)? else { return Ok(used) };
         let mut written = Ok(());
         let mut sample = Sample::default();
         counted.for_each_stack(|root, frames, count| {
             if written.is_err() {
                 return;
             }
-            for frame in frames {
-                if let Some(used) = used.get_mut(*frame as usize) {
-                    *used = true;
-                }
-            }
-            sample.location_id.clear();
-            sample.location_id.extend(frames.iter().rev().map(|frame| u64::from(*frame) + 1));
-            sample.label.clear();
+            set_stack(&mut sample, frames, &mut used);
             self.labels(root, &keys, &mut sample.label);
             written = set_values(&mut sample, count, root.waiting, period_ns)
                 .and_then(|()| self.message(field::SAMPLE, &sample));
@@ -343,24 +322,18 @@ impl Writer<'_, '_> {
     }
 
     pub(super) fn message(&mut self, field: u32, message: &impl Message) -> io::Result<()> {
-        encode_key(field, WireType::LengthDelimited, &mut self.buffer);
-        message.encode_length_delimited(&mut self.buffer).map_err(io::Error::other)?;
+        put_message(field, message, &mut self.buffer)?;
         self.flush_if_full()
     }
 
     fn bytes(&mut self, field: u32, bytes: &[u8]) -> io::Result<()> {
-        encode_key(field, WireType::LengthDelimited, &mut self.buffer);
-        encode_varint(bytes.len() as u64, &mut self.buffer);
-        self.buffer.extend_from_slice(bytes);
+        put_bytes(field, bytes, &mut self.buffer);
         self.flush_if_full()
     }
 
     /// Writes a number, except 0, the default.
     fn number(&mut self, field: u32, value: u64) -> io::Result<()> {
-        if value > 0 {
-            encode_key(field, WireType::Varint, &mut self.buffer);
-            encode_varint(value, &mut self.buffer);
-        }
+        put_number(field, value, &mut self.buffer);
         self.flush_if_full()
     }
 
@@ -407,6 +380,18 @@ fn main_first(saved: &SavedProfile) -> Vec<usize> {
     let mut order: Vec<usize> = (0..saved.mappings().len()).collect();
     order.sort_by_key(|index| !is_main(index));
     order
+}
+
+/// Sets the stack of a sample without labels, and marks its frames, outermost first, as used.
+fn set_stack(sample: &mut Sample, frames: &[u32], used: &mut [bool]) {
+    sample.location_id.clear();
+    sample.label.clear();
+    for frame in frames.iter().rev() {
+        sample.location_id.push(u64::from(*frame) + 1);
+        if let Some(used) = used.get_mut(*frame as usize) {
+            *used = true;
+        }
+    }
 }
 
 /// Sets the values of a sample: its count, and the corresponding CPU time.
@@ -460,26 +445,20 @@ impl Writer<'_, '_> {
         let number =
             |key, num: u64| Label { key, num: num.cast_signed(), num_unit: unit, ..Label::default() };
         let begin_ns = saved.about.time_unix_ns.unwrap_or(0);
-        let mut stacks: HashMap<NodeId, Stack> = HashMap::new();
+        // By node: its root, and its frames.
+        let mut stacks: HashMap<NodeId, (Option<StackRoot>, Vec<u32>)> = HashMap::new();
         let mut sample = Sample::default();
         for thread in &timeline.threads {
             let lost = StackRoot::of(thread.process);
             for timed in &thread.samples {
                 let stack = timed.node.map(|node| {
                     &*stacks.entry(node).or_insert_with(|| {
-                        let stack = Stack::of(saved, node);
-                        for id in &stack.frames {
-                            if let Some(used) = used.get_mut(*id as usize - 1) {
-                                *used = true;
-                            }
-                        }
-                        stack
+                        let mut frames = Vec::new();
+                        (saved.path_of(node, &mut frames), frames)
                     })
                 });
-                let root = stack.and_then(|stack| stack.root).unwrap_or(&lost);
-                sample.location_id.clear();
-                sample.location_id.extend(stack.iter().flat_map(|stack| &stack.frames));
-                sample.label.clear();
+                let root = stack.and_then(|(root, _)| root.as_ref()).unwrap_or(&lost);
+                set_stack(&mut sample, stack.map_or(&[], |(_, frames)| frames), used);
                 self.labels(root, keys, &mut sample.label);
                 if root.thread.is_none() {
                     let (str, num) = (self.strings.text(thread.name), thread.id.cast_signed());
@@ -501,28 +480,5 @@ impl Writer<'_, '_> {
             }
         }
         Ok(())
-    }
-}
-
-/// A stack of a timeline.
-struct Stack<'s> {
-    root: Option<&'s StackRoot>,
-    /// Ids of its locations, leaf first.
-    frames: Vec<u64>,
-}
-
-impl Stack<'_> {
-    fn of(saved: &SavedProfile, node: NodeId) -> Stack<'_> {
-        let mut stack = Stack { root: None, frames: Vec::new() };
-        let mut at = Some(node);
-        while let Some(here) = at {
-            match saved.trie().key(here) {
-                Some(StackFrame::Root(root)) => stack.root = saved.roots().get(root as usize),
-                Some(StackFrame::Frame(frame)) => stack.frames.push(u64::from(frame) + 1),
-                None => {}
-            }
-            at = saved.trie().parent(here);
-        }
-        stack
     }
 }

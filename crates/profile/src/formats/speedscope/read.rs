@@ -15,10 +15,11 @@ use super::{ExtraThread, FileFrame, WAITING};
 use crate::DEPTH_MAX;
 use crate::about::{About, SAMPLES};
 use crate::builder::SavedBuilder;
-use crate::formats::json::{Extra, Index, Lists, NO_INDEX};
+use crate::formats::json::{Extra, Index, NO_INDEX};
 use crate::formats::tally::{Fractions, Malformed};
 use crate::saved::INCOMPLETE;
 use crate::saved::{Full, Function, Line, SavedProfile, StackRoot};
+use crate::table::Lists;
 use crate::timeline::{ThreadTimeline, TimedSample};
 use crate::trie::NodeId;
 
@@ -32,7 +33,7 @@ pub(crate) struct OneProfile<'a> {
     #[serde(borrow)]
     unit: Cow<'a, str>,
     #[serde(default)]
-    samples: Lists,
+    samples: Lists<u32>,
     #[serde(default)]
     weights: Vec<f64>,
     #[serde(borrow, default)]

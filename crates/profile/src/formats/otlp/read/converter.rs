@@ -20,7 +20,8 @@ use crate::escape::file_name;
 use crate::formats::pprof::label;
 use crate::formats::protobuf::{Value, for_each_field, for_each_number, limit, message, string_at};
 use crate::formats::{Malformed, encoding};
-use crate::saved::{Function, Label, LabelValue, LabelsId, Line, Mapping, StackRoot};
+use crate::saved::{Function, Label, LabelValue, Line, Mapping};
+use crate::table::Memo;
 use crate::texts::{TEXTS_MAX, TextId};
 use crate::trie::{FRAMES_MAX, NODES_MAX, NodeId};
 
@@ -42,29 +43,10 @@ pub(super) enum Attribute<'a> {
     Label(Label),
 }
 
-/// What the items of a table were converted to, by index.
-struct Memo<T>(Vec<Option<T>>);
-
-impl<T: Copy> Memo<T> {
-    fn new(items: usize) -> Memo<T> {
-        Memo(vec![None; items])
-    }
-
-    fn get(&self, index: usize) -> Option<T> {
-        self.0.get(index).copied().flatten()
-    }
-
-    fn put(&mut self, index: usize, converted: T) {
-        if let Some(slot) = self.0.get_mut(index) {
-            *slot = Some(converted);
-        }
-    }
-}
-
 /// The profile under construction, with what was converted so far.
 pub(super) struct Converter<'t, 'a> {
     tables: &'t Tables<'a>,
-    builder: SavedBuilder,
+    pub(super) builder: SavedBuilder,
     texts: Memo<TextId>,
     mappings: Memo<u32>,
     functions: Memo<u32>,
@@ -96,29 +78,6 @@ impl<'t, 'a> Converter<'t, 'a> {
             nodes: HashMap::new(),
             missing_locations: HashMap::new(),
         }
-    }
-
-    /// The resulting profile.
-    pub(super) fn finish(self) -> SavedBuilder {
-        self.builder
-    }
-
-    /// Notes that threads were recorded while they waited.
-    pub(super) fn note_waits(&mut self) {
-        self.builder.about().idle.get_or_insert(true);
-    }
-
-    pub(super) fn root(&mut self, root: StackRoot) -> Result<u32, Malformed> {
-        Ok(self.builder.root(root)?)
-    }
-
-    /// The number of a set of labels; `None` if there are too many sets.
-    pub(super) fn labels(&mut self, labels: &mut Vec<Label>) -> Option<LabelsId> {
-        self.builder.labels(labels)
-    }
-
-    pub(super) fn count(&mut self, node: NodeId, count: u64) -> Result<(), Malformed> {
-        Ok(self.builder.count(node, count)?)
     }
 
     pub(super) fn has_attribute(&self, index: u64) -> bool {
@@ -211,8 +170,7 @@ impl<'t, 'a> Converter<'t, 'a> {
                 _ => Attribute::Other,
             },
         };
-        self.attributes.put(slot, found);
-        Ok(found)
+        Ok(self.attributes.put(slot, found))
     }
 
     /// The meaning of an attribute with a text.
@@ -263,8 +221,7 @@ impl<'t, 'a> Converter<'t, 'a> {
                 self.missing_locations.insert(stack, *location);
                 return Ok(Err(format!("location {location}")));
             };
-            let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
-            depth += lines.max(1);
+            depth += self.builder.depth_of(frame);
             if depth > DEPTH_MAX {
                 return Err(format!("more than {DEPTH_MAX} functions (DEPTH_MAX)").into());
             }
@@ -294,8 +251,7 @@ impl<'t, 'a> Converter<'t, 'a> {
         // A missing mapping is treated as none: only the module is lost.
         let mapping = if found.mapping == 0 { None } else { self.mapping(found.mapping)? };
         let frame = self.builder.frame(found.address, mapping, &lines)?;
-        self.frames.put(slot, frame);
-        Ok(Some(frame))
+        Ok(Some(self.frames.put(slot, frame)))
     }
 
     fn function(&mut self, index: i32) -> Result<Option<u32>, Malformed> {
@@ -312,8 +268,7 @@ impl<'t, 'a> Converter<'t, 'a> {
             start_line: u32::try_from(found.start_line).unwrap_or(0),
         };
         let taken = self.builder.function(function)?;
-        self.functions.put(slot, taken);
-        Ok(Some(taken))
+        Ok(Some(self.functions.put(slot, taken)))
     }
 
     fn mapping(&mut self, index: i32) -> Result<Option<u32>, Malformed> {
@@ -342,8 +297,7 @@ impl<'t, 'a> Converter<'t, 'a> {
             path,
             build_id,
         })?;
-        self.mappings.put(slot, taken);
-        Ok(Some(taken))
+        Ok(Some(self.mappings.put(slot, taken)))
     }
 
     fn text(&mut self, index: i32, of: &str) -> Result<TextId, Malformed> {
@@ -352,8 +306,7 @@ impl<'t, 'a> Converter<'t, 'a> {
             return Ok(known);
         }
         let text = self.builder.text(self.tables.string(index.into(), of)?)?;
-        self.texts.put(slot, text);
-        Ok(text)
+        Ok(self.texts.put(slot, text))
     }
 }
 
