@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::compare::{Comparison, LOST_NOTED, Measure, Pair, Row, Side};
 use super::stacks::Stacks;
 use crate::escape::{escape_json, escape_line};
-use crate::trie::{Children, NodeId};
-use crate::views::by_name::by_folded_line;
+use crate::trie::NodeId;
+use crate::views::by_name::{LineTree, walk_lines};
 
 /// A value for people: `0.39 s`, `12.3%`, `412`.
 #[must_use]
@@ -153,11 +153,27 @@ fn lost(side: &Side) -> String {
 }
 
 /// At most `top` changed rows, and the number of further ones.
-fn changed(comparison: &Comparison, top: usize) -> (Vec<&super::compare::Row>, usize) {
+fn changed(comparison: &Comparison, top: usize) -> (Vec<&Row>, usize) {
     let differs = |pair: Pair| comparison.change(pair) != 0.0;
     let rows: Vec<_> = comparison.rows.iter().filter(|row| differs(row.own) || differs(row.total)).collect();
     let more = rows.len().saturating_sub(top);
     (rows.into_iter().take(top).collect(), more)
+}
+
+/// The figures of a row: self in base and new, its change, also relative; total in base and new, its change.
+fn cells(comparison: &Comparison, row: &Row) -> [String; 7] {
+    let (own_base, own_new) = comparison.values(row.own);
+    let (total_base, total_new) = comparison.values(row.total);
+    let (value, change) = (|of| value(of, comparison.measure), |by| change(by, comparison.measure));
+    [
+        value(own_base),
+        value(own_new),
+        change(own_new - own_base),
+        relative(own_base, own_new),
+        value(total_base),
+        value(total_new),
+        change(total_new - total_base),
+    ]
 }
 
 // ---- The comparison as folded stacks with two counts, `stack BASE NEW`, as difffolded.pl writes and
@@ -172,41 +188,18 @@ fn changed(comparison: &Comparison, top: usize) -> (Vec<&super::compare::Row>, u
 /// Errors of the writer.
 pub fn write(stacks: &Stacks, comparison: &Comparison, out: &mut dyn Write) -> io::Result<()> {
     let tree = Tree::of(stacks, comparison);
-    // Nodes still to be written below the current path, last first, and the length of the path's text.
-    let mut open = vec![(tree.below(0), 0)];
-    let mut path = String::new();
-    while let Some((pending, length)) = open.last_mut() {
-        path.truncate(*length);
-        let Some(part) = pending.pop() else {
-            open.pop();
-            continue;
-        };
-        if !path.is_empty() {
-            path.push(';');
-        }
-        path.push_str(tree.name(part));
-        if part.line {
-            let (base, new) = tree.counts(part.node);
-            writeln!(out, "{path} {base} {new}")?;
-        } else {
-            open.push((tree.below(part.node), path.len()));
-        }
-    }
-    Ok(())
-}
-
-/// The line of a stack that ends at a node, or all lines below it.
-#[derive(Clone, Copy)]
-struct Part {
-    node: u32,
-    line: bool,
+    let mut path: Vec<&str> = Vec::new();
+    walk_lines(&tree, &stacks.children(), |depth, node, is_line| {
+        path.truncate(depth);
+        path.push(tree.name(node));
+        if is_line { writeln!(out, "{} {}", path.join(";"), tree.counts(node)) } else { Ok(()) }
+    })
 }
 
 /// The common tree with the counts of both sides; only the current stack exists as text.
 struct Tree<'a> {
     stacks: &'a Stacks,
     counts: Vec<(u64, u64)>,
-    children: Children,
 }
 
 impl<'a> Tree<'a> {
@@ -215,49 +208,30 @@ impl<'a> Tree<'a> {
         let scales = comparison.scales();
         if let [base, new] = stacks.runs() {
             let mut scaled = CountScaler::by(scales.0);
-            for (node, count) in base.own() {
-                if let Some((base, _)) = counts.get_mut(node.0 as usize) {
-                    *base = scaled.next(count);
-                }
-            }
+            base.own().for_each(|(node, count)| counts[node.0 as usize].0 = scaled.next(count));
             let mut scaled = CountScaler::by(scales.1);
-            for (node, count) in new.own() {
-                if let Some((_, new)) = counts.get_mut(node.0 as usize) {
-                    *new = scaled.next(count);
-                }
-            }
+            new.own().for_each(|(node, count)| counts[node.0 as usize].1 = scaled.next(count));
         }
-        Tree { stacks, counts, children: stacks.children() }
+        Tree { stacks, counts }
     }
 
-    fn counts(&self, node: u32) -> (u64, u64) {
+    fn of_both(&self, node: u32) -> (u64, u64) {
         self.counts.get(node as usize).copied().unwrap_or_default()
     }
+}
 
-    fn name(&self, part: Part) -> &str {
-        self.stacks.name(NodeId(part.node))
+impl LineTree for Tree<'_> {
+    fn name(&self, node: u32) -> &str {
+        self.stacks.name(NodeId(node))
     }
 
-    /// The parts below a node, last first.
-    fn below(&self, node: u32) -> Vec<Part> {
-        let mut parts = Vec::new();
-        for &child in self.children.below(node) {
-            parts.push(Part { node: child, line: false });
-            if self.counts(child) != (0, 0) {
-                parts.push(Part { node: child, line: true });
-            }
-        }
-        parts.sort_by(|a, b| {
-            let beginnings = || (self.beginning(*a), self.beginning(*b));
-            by_folded_line(self.name(*a), self.name(*b), beginnings).reverse()
-        });
-        parts
+    fn has_line(&self, node: u32) -> bool {
+        self.of_both(node) != (0, 0)
     }
 
-    fn beginning(&self, part: Part) -> String {
-        let name = self.name(part);
-        let (base, new) = self.counts(part.node);
-        if part.line { format!("{name} {base} {new}") } else { format!("{name};") }
+    fn counts(&self, node: u32) -> String {
+        let (base, new) = self.of_both(node);
+        format!("{base} {new}")
     }
 }
 
@@ -396,7 +370,7 @@ fn figure(side: &Side, count: u64) -> Figure {
 /// The comparison with its `top` largest changes.
 #[must_use]
 pub fn markdown(comparison: &Comparison, top: usize) -> String {
-    let Comparison { measure, base, new, .. } = comparison;
+    let Comparison { base, new, .. } = comparison;
     let mut out = String::new();
     let _ =
         writeln!(out, "**{}** → **{}**: {}\n", cell(&base.source), cell(&new.source), headline(comparison));
@@ -412,20 +386,7 @@ pub fn markdown(comparison: &Comparison, top: usize) -> String {
     out.push_str("| function | self base | self new | change | | total base | total new | change |\n");
     out.push_str("|---|--:|--:|--:|--:|--:|--:|--:|\n");
     for row in rows {
-        let (own_base, own_new) = comparison.values(row.own);
-        let (total_base, total_new) = comparison.values(row.total);
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} | {} | {} | {} | {} | {} |",
-            code(&row.name),
-            value(own_base, *measure),
-            value(own_new, *measure),
-            change(own_new - own_base, *measure),
-            relative(own_base, own_new),
-            value(total_base, *measure),
-            value(total_new, *measure),
-            change(total_new - total_base, *measure)
-        );
+        let _ = writeln!(out, "| {} | {} |", code(&row.name), cells(comparison, row).join(" | "));
     }
     if more > 0 {
         let _ = writeln!(out, "\n{more} more functions differ.");
@@ -498,19 +459,12 @@ pub fn text(comparison: &Comparison, top: usize) -> String {
 }
 
 fn line(comparison: &Comparison, row: &Row) -> String {
-    let measure = comparison.measure;
-    let (own_base, own_new) = comparison.values(row.own);
-    let (total_base, total_new) = comparison.values(row.total);
+    let [own_base, own_new, own_change, relative, total_base, total_new, total_change] =
+        cells(comparison, row);
     format!(
-        "{:>10} {:>10} {:>10} {:>8} {:1} {:>10} {:>10} {:>10}  {}",
-        value(own_base, measure),
-        value(own_new, measure),
-        change(own_new - own_base, measure),
-        relative(own_base, own_new),
+        "{own_base:>10} {own_new:>10} {own_change:>10} {relative:>8} {:1} \
+         {total_base:>10} {total_new:>10} {total_change:>10}  {}",
         if comparison.is_counting_noise(row.own) { "~" } else { "" },
-        value(total_base, measure),
-        value(total_new, measure),
-        change(total_new - total_base, measure),
         row.name
     )
 }

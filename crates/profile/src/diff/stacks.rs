@@ -451,8 +451,7 @@ pub struct Node<'a> {
 /// The tree of the two profiles.
 #[must_use]
 pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
-    let count = stacks.node_count();
-    let mut inclusive = vec![(0u64, 0u64); count];
+    let mut inclusive = vec![(0u64, 0u64); stacks.node_count()];
     for (side, run) in stacks.runs().iter().take(2).enumerate() {
         for (node, own) in run.own() {
             let Some(at) = inclusive.get_mut(node.0 as usize) else { continue };
@@ -460,13 +459,9 @@ pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
             *sum = sum.saturating_add(own);
         }
     }
-    for id in (1..count).rev() {
-        let Some(parent) = stacks.parent(NodeId(id as u32)) else { continue };
-        let here = inclusive.get(id).copied().unwrap_or_default();
-        if let Some(above) = inclusive.get_mut(parent.0 as usize) {
-            *above = (above.0.saturating_add(here.0), above.1.saturating_add(here.1));
-        }
-    }
+    stacks.trie.add_to_callers(&mut inclusive, |above, here| {
+        *above = (above.0.saturating_add(here.0), above.1.saturating_add(here.1));
+    });
     let scales = match comparison.measure {
         // The picture uses shares of the sides' own totals.
         Measure::Share => (1.0, 1.0),

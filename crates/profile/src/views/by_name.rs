@@ -5,12 +5,13 @@
 //! bytes of the folded lines (`LC_ALL=C sort`), so that folded text is written line by line without building a
 //! string per stack.
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::convert::Infallible;
 
 use crate::StackFrame;
+use crate::saved::RootNames;
 use crate::saved::{Full, SavedProfile, StackRoot};
-use crate::saved::{RootNames, shown};
+use crate::table::Lists;
 use crate::texts::{TextId, Texts};
 use crate::trie::{Children, NodeId, Trie};
 
@@ -43,19 +44,11 @@ impl ByName {
     /// [`Full`] if inlined functions make more nodes than fit.
     pub fn of(saved: &SavedProfile, lines: bool) -> Result<ByName, Full> {
         let mut by_name = ByName::default();
-        let mut full = Ok(());
-        // The names of each frame, as a range of `names`.
-        let mut spans = Vec::with_capacity(saved.frames().len());
-        let mut names: Vec<TextId> = Vec::with_capacity(saved.frames().len());
+        let mut names = Lists::default();
         for frame in 0..saved.frames().len() {
-            let start = names.len();
-            saved.names_of(frame as u32, lines, &mut |name| match by_name.texts.intern(&shown(name)) {
-                Ok(name) => names.push(name),
-                Err(why) => full = Err(why),
-            });
-            spans.push(start..names.len());
+            saved.add_names(frame as u32, lines, &mut by_name.texts, &mut names)?;
+            names.end();
         }
-        full?;
         let mut roots = RootNames::default();
         saved.trie().try_map_nodes(NodeId(0), |there, frame, caller| {
             let mut node = *caller;
@@ -66,8 +59,7 @@ impl ByName {
                     }
                 }
                 StackFrame::Frame(frame) => {
-                    let span = spans.get(frame as usize).cloned();
-                    for name in span.and_then(|span| names.get(span)).unwrap_or_default() {
+                    for name in names.get(frame as usize) {
                         node = by_name.trie.descend(node, *name)?;
                     }
                 }
@@ -120,11 +112,11 @@ impl ByName {
     /// Visits every node, callers before callees, siblings sorted by the bytes of their names.
     /// Includes nodes with a total of zero.
     pub fn for_each_node(&self, mut visit: impl FnMut(NameNode)) {
-        self.walk(&mut |event, depth| {
-            if !event.line {
-                let own = self.trie.count(NodeId(event.node));
-                visit(NameNode { depth, name: self.name(event.node), own });
+        let Ok(()) = walk_lines(self, &self.trie.children(), |depth, node, is_line| {
+            if !is_line {
+                visit(NameNode { depth, name: self.name_of(node), own: self.trie.count(NodeId(node)) });
             }
+            Ok::<(), Infallible>(())
         });
     }
 
@@ -132,84 +124,96 @@ impl ByName {
     /// outermost first, and the count.
     pub fn for_each_stack(&self, mut visit: impl FnMut(&[TextId], u64)) {
         let mut path: Vec<TextId> = Vec::new();
-        self.walk(&mut |event, depth| {
+        let Ok(()) = walk_lines(self, &self.trie.children(), |depth, node, is_line| {
             path.truncate(depth);
-            path.push(self.name(event.node));
-            if event.line {
-                visit(&path, self.trie.count(NodeId(event.node)));
+            path.push(self.name_of(node));
+            if is_line {
+                visit(&path, self.trie.count(NodeId(node)));
             }
+            Ok::<(), Infallible>(())
         });
     }
 
-    fn name(&self, node: u32) -> TextId {
+    fn name_of(&self, node: u32) -> TextId {
         self.trie.key(NodeId(node)).unwrap_or(TextId::EMPTY)
     }
+}
 
-    /// Reports each counted line and each node before its descendants, in order.
-    fn walk(&self, tell: &mut dyn FnMut(Event, usize)) {
-        let children = self.trie.children();
-        let mut open = vec![self.events(children.below(0))];
-        while let Some(events) = open.last_mut() {
-            let Some(event) = events.pop() else {
-                open.pop();
-                continue;
-            };
-            tell(event, open.len() - 1);
-            if !event.line {
-                open.push(self.events(children.below(event.node)));
-            }
-        }
+impl LineTree for ByName {
+    fn name(&self, node: u32) -> &str {
+        self.text(self.name_of(node))
     }
 
-    /// The lines and subtrees of siblings, last first.
-    fn events(&self, siblings: &[u32]) -> Vec<Event> {
-        let mut events = Vec::with_capacity(siblings.len());
-        for &node in siblings {
-            events.push(Event { node, line: false });
-            if self.trie.count(NodeId(node)) > 0 {
-                events.push(Event { node, line: true });
-            }
-        }
-        events.sort_unstable_by(|a, b| {
-            let (a_name, b_name) = (self.text(self.name(a.node)), self.text(self.name(b.node)));
-            let beginnings = || (self.beginning(*a), self.beginning(*b));
-            by_folded_line(a_name, b_name, beginnings).reverse()
-        });
-        events
+    fn has_line(&self, node: u32) -> bool {
+        self.trie.count(NodeId(node)) > 0
     }
 
-    fn beginning(&self, event: Event) -> String {
-        let name = self.text(self.name(event.node));
-        if event.line {
-            format!("{name} {}", self.trie.count(NodeId(event.node)))
+    fn counts(&self, node: u32) -> String {
+        self.trie.count(NodeId(node)).to_string()
+    }
+}
+
+// ---- Trees of names in the order of folded lines.
+
+/// A tree of which each node where stacks end is a folded line: the names of the stack, a space, its counts.
+pub(crate) trait LineTree {
+    /// The name of a node.
+    fn name(&self, node: u32) -> &str;
+
+    /// Whether stacks end at a node.
+    fn has_line(&self, node: u32) -> bool;
+
+    /// The counts of these stacks.
+    fn counts(&self, node: u32) -> String;
+}
+
+/// Visits each node before its descendants, and the line of each, in the order of the bytes of the lines. `visit`
+/// gets the depth, the node, and whether it is the line.
+pub(crate) fn walk_lines<E>(
+    tree: &impl LineTree,
+    children: &Children,
+    mut visit: impl FnMut(usize, u32, bool) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut open = vec![lines_and_nodes(tree, children.below(0))];
+    while let Some(siblings) = open.last_mut() {
+        let Some((node, is_line)) = siblings.pop() else {
+            open.pop();
+            continue;
+        };
+        visit(open.len() - 1, node, is_line)?;
+        if !is_line {
+            open.push(lines_and_nodes(tree, children.below(node)));
+        }
+    }
+    Ok(())
+}
+
+/// Siblings with their subtrees, and their lines, last first.
+fn lines_and_nodes(tree: &impl LineTree, siblings: &[u32]) -> Vec<(u32, bool)> {
+    let mut all = Vec::with_capacity(siblings.len());
+    for &node in siblings {
+        all.push((node, false));
+        if tree.has_line(node) {
+            all.push((node, true));
+        }
+    }
+    // All lines below a node begin with its name and `;`, and its own line continues with a space and its counts;
+    // names contain no `;`. So these prefixes decide the order, and none is a prefix of another. They are needed
+    // only if one name is a prefix of the other.
+    let beginning = |(node, is_line): (u32, bool)| match is_line {
+        true => format!("{} {}", tree.name(node), tree.counts(node)),
+        false => format!("{};", tree.name(node)),
+    };
+    all.sort_by(|a, b| {
+        let (a_name, b_name) = (tree.name(a.0), tree.name(b.0));
+        let order = if a_name.starts_with(b_name) || b_name.starts_with(a_name) {
+            beginning(*a).cmp(&beginning(*b))
         } else {
-            format!("{name};")
-        }
-    }
-}
-
-/// An event of the walk: a node with its subtree, or the line of a stack.
-#[derive(Clone, Copy)]
-struct Event {
-    node: u32,
-    line: bool,
-}
-
-/// The order of two siblings by the bytes of their folded lines. All lines below a node begin with
-/// its name and `;`, and its own line continues with a space and its counts; names contain no `;`.
-/// So these prefixes decide the order, and none is a prefix of another. `beginnings` builds both,
-/// which is needed only if one name is a prefix of the other.
-pub(crate) fn by_folded_line(
-    a_name: &str,
-    b_name: &str,
-    beginnings: impl FnOnce() -> (String, String),
-) -> Ordering {
-    if a_name.starts_with(b_name) || b_name.starts_with(a_name) {
-        let (a, b) = beginnings();
-        a.cmp(&b)
-    } else {
-        a_name.cmp(b_name)
-    }
+            a_name.cmp(b_name)
+        };
+        order.reverse()
+    });
+    all
 }
 
 // ---- The stacks of a saved profile by thread, for formats that separate threads.
