@@ -10,7 +10,8 @@
 
 use std::collections::BTreeMap;
 
-use super::interval::{Gain, Noise, change};
+use super::gain::{Gain, Noise};
+use super::interval::change;
 use super::judge;
 use super::measurements::{FunctionSamples, Measurements};
 use super::permutations::{Permutations, Values, mean, variance};

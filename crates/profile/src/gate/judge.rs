@@ -19,7 +19,8 @@
 //!
 //! Too few runs for a test: only growth in every run, beyond a fixed noise floor, fails.
 
-use super::interval::{Gain, Noise, change, in_cpu, interval};
+use super::gain::{Gain, Noise, in_cpu};
+use super::interval::{change, interval};
 use super::measurements::{FunctionSamples, Measurements};
 use super::permutations::{self, Family, Permutations, Values, mean, test_one};
 use super::verdict::{

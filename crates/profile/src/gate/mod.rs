@@ -3,7 +3,8 @@
 //! ```text
 //! measurements runs → CPU time of each run, whole and by function, in one unit; or why not
 //! permutations every way to divide the runs, how far apart the sides are, many functions at once: p, q
-//! interval     confidence intervals over runs; gain of samples compared with the rest, its expected noise
+//! interval     confidence intervals over runs
+//! gain         gain of samples compared with the rest, its expected noise
 //! detectable   the smallest growth that these runs could show
 //! judge        all of these → a report; the rule for too few runs
 //! verdict      the types of a report; where in the call tree it happened
@@ -15,6 +16,7 @@
 //! for programs that do different work in each run.
 
 pub mod detectable;
+pub mod gain;
 pub mod interval;
 pub mod judge;
 pub mod measurements;

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{fails, function_line, headline, judged, path_text, total, unseen};
+use super::{fails, headline, judged, line_with_place, total, unseen};
 use crate::escape::{escape_json, escape_line, escape_lines};
 use crate::gate::detectable::POWER;
 use crate::gate::interval::Interval;
@@ -188,10 +188,7 @@ pub fn junit(report: &Report, top: usize) -> String {
     let text_of_total = report.total_grown.then(|| format!("total: {}", total(report)));
     case(&mut out, report, "total", text_of_total.as_deref());
     for row in functions {
-        let mut text = function_line(report, row);
-        if let Some(place) = &row.place {
-            let _ = write!(text, "; {:.0}% of it at {}", 100.0 * place.part, path_text(place));
-        }
+        let text = line_with_place(report, row);
         case(
             &mut out,
             report,
@@ -254,10 +251,7 @@ pub fn annotations(report: &Report) -> String {
     let mut out = command(kind, "stackprof gate", &format!("{}. {}", headline(report), unseen(report)));
     for row in judged(report).take(SHOWN_MAX - 1) {
         let kind = if fails(report, row) { "error" } else { "notice" };
-        let mut text = function_line(report, row);
-        if let Some(place) = &row.place {
-            let _ = write!(text, "; {:.0}% of it at {}", 100.0 * place.part, path_text(place));
-        }
+        let text = line_with_place(report, row);
         out += &command(kind, &format!("stackprof gate: {}", row.name), &text);
     }
     out

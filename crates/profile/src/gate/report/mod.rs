@@ -136,6 +136,12 @@ fn function_line(report: &Report, row: &FunctionChange) -> String {
     )
 }
 
+/// The verdict on one function, and where in the call tree it grew.
+fn line_with_place(report: &Report, row: &FunctionChange) -> String {
+    let place = row.place.as_ref().map(|place| format!("; {}", part_text(place)));
+    function_line(report, row) + &place.unwrap_or_default()
+}
+
 /// Whether a function fails the gate.
 fn fails(report: &Report, row: &FunctionChange) -> bool {
     row.state == FunctionState::Slower || (row.state == FunctionState::Moved && report.options.strict)
@@ -180,6 +186,10 @@ fn may_be_noise(report: &Report) -> bool {
 
 fn functions(count: usize) -> String {
     if count == 1 { "1 function".to_owned() } else { format!("{count} functions") }
+}
+
+fn more(count: usize) -> String {
+    format!("{count} more {} changed", if count == 1 { "function" } else { "functions" })
 }
 
 /// The total in one line.
@@ -313,6 +323,11 @@ fn nameless(report: &Report, place: &CallPath) -> Option<String> {
     })
 }
 
+/// How much of the growth is at a path.
+fn part_text(place: &CallPath) -> String {
+    format!("{:.0}% of it at {}", 100.0 * place.part, path_text(place))
+}
+
 /// The innermost part of a path, readable in one line.
 fn path_text(place: &CallPath) -> String {
     const SHOWN: usize = 6;
@@ -368,11 +383,7 @@ pub fn text(report: &Report, top: usize) -> String {
     }
     table(&mut out, report, &rows, top);
     if rows.len() > top {
-        let more = rows.len() - top;
-        let _ = match more {
-            1 => writeln!(out, "1 more function changed; --top N shows N"),
-            _ => writeln!(out, "{more} more functions changed; --top N shows N"),
-        };
+        let _ = writeln!(out, "{}; --top N shows N", more(rows.len() - top));
     }
     out
 }
@@ -400,7 +411,7 @@ fn table(out: &mut String, report: &Report, rows: &[&FunctionChange], top: usize
         if let Some(place) =
             row.place.as_ref().filter(|_| matches!(row.state, FunctionState::Slower | FunctionState::Moved))
         {
-            let _ = writeln!(out, "{:8}{:.0}% of it at {}", "", 100.0 * place.part, path_text(place));
+            let _ = writeln!(out, "{:8}{}", "", part_text(place));
             if let Some(text) = nameless(report, place) {
                 let _ = writeln!(out, "{:8}{text}", "");
             }
@@ -511,11 +522,7 @@ pub fn markdown(report: &Report, top: usize) -> String {
         );
     }
     if rows.len() > top {
-        let more = rows.len() - top;
-        let _ = match more {
-            1 => writeln!(out, "\n1 more function changed."),
-            _ => writeln!(out, "\n{more} more functions changed."),
-        };
+        let _ = writeln!(out, "\n{}.", more(rows.len() - top));
     }
     out
 }
