@@ -7,8 +7,9 @@ use std::io::{Read, Write};
 use stackprof::error::ErrorKind;
 use stackprof::profile::SavedProfile;
 use stackprof::profile::formats::detect;
-use stackprof::profile::formats::{firefox, otlp, pprof, speedscope};
+use stackprof::profile::formats::pprof;
 
+use crate::saved::FORMATS;
 use crate::seeds::cpu_time::CpuTime;
 use crate::seeds::{TIME_MAX, for_each_seed, rounds};
 
@@ -97,20 +98,11 @@ fn parse(bytes: &[u8]) -> Result<SavedProfile, String> {
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     let saved = parse(FOLDED.as_bytes()).unwrap();
     let mut files = vec![("folded", FOLDED.into()), ("perf script", PERF.into())];
-    let mut written = |name, write: &dyn Fn(&mut Vec<u8>)| {
-        let mut out = Vec::new();
-        write(&mut out);
-        files.push((name, out));
-    };
-    written("pprof", &|out| pprof::write::write(&saved, out).unwrap());
-    written("speedscope", &|out| speedscope::write(&saved, None, out).unwrap());
-    written("firefox", &|out| firefox::write(&saved, out).unwrap());
+    let written = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap().written(&saved);
+    files.extend(["pprof", "speedscope", "firefox"].map(|name| (name, written(name))));
     let mut raw = Vec::new();
     flate2::read::GzDecoder::new(files[2].1.as_slice()).read_to_end(&mut raw).unwrap();
-    files.push(("raw pprof", raw));
-    let mut otlp = Vec::new();
-    otlp::write::write(&saved, false, &mut otlp).unwrap();
-    files.push(("OTLP", otlp));
+    files.extend([("raw pprof", raw), ("OTLP", written("OTLP"))]);
     for (name, times) in [("OTLP with times", true), ("OTLP without an end", false)] {
         files.push((name, otlp_files::sound(times)));
     }

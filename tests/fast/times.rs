@@ -1,6 +1,7 @@
 //! Times of samples: times, weights and counts round-trip.
 
-use stackprof::profile::formats::{detect, firefox, otlp, pprof, speedscope};
+use crate::saved::FORMATS;
+use stackprof::profile::formats::{detect, firefox, speedscope};
 use stackprof::profile::{
     About, SavedBuilder, SavedProfile, StackRoot, ThreadTimeline, TimedSample, Timeline,
 };
@@ -130,35 +131,16 @@ fn back(bytes: &[u8]) -> SavedProfile {
     read.saved
 }
 
-type Writer = fn(&SavedProfile) -> Vec<u8>;
-
-const WRITERS: [(&str, Writer); 3] = [
-    ("OTLP", |saved| {
-        let mut out = Vec::new();
-        otlp::write::write(saved, false, &mut out).unwrap();
-        out
-    }),
-    ("speedscope", |saved| {
-        let mut out = Vec::new();
-        speedscope::write(saved, None, &mut out).unwrap();
-        out
-    }),
-    ("pprof", |saved| {
-        let mut out = Vec::new();
-        pprof::write::write_timed(saved, &mut out).unwrap();
-        out
-    }),
-];
-
 #[test]
 fn times_weights_and_counts_round_trip() {
     for split_by_thread in [true, false] {
         let saved = saved(split_by_thread);
-        for (form, write) in WRITERS {
+        for format in FORMATS.iter().filter(|format| format.has_times) {
+            let form = format.name;
             let with_cpu = form != "speedscope";
             let expected = timed_samples(&saved, with_cpu);
             assert_eq!(expected.len(), 62);
-            let back = back(&write(&saved));
+            let back = back(&format.written(&saved));
             assert_eq!(timed_samples(&back, with_cpu), expected, "{form}");
             assert_eq!(back.total(), saved.total(), "{form}");
             assert_eq!(back.about.time_unix_ns, saved.about.time_unix_ns);
