@@ -185,34 +185,41 @@ impl Facts {
 #[cfg(test)]
 mod tests {
     use super::super::StackBytes;
+    use super::super::text::Text;
     use super::*;
     use crate::arch::X86_64;
 
-    struct NoCode;
-    impl Code for NoCode {
-        fn is_code(&self, at: Avma) -> bool {
-            at.0 < 0x10_0000
-        }
-        fn code(&self, _: Avma) -> Option<&[u8]> {
-            None
-        }
-    }
-
     const BASE: u64 = 0x7fff_0000_1000;
 
-    /// Walks from `fp` over a stack of words from `BASE` up, and compares the result.
-    fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: StackEnd) {
+    /// Code with unknown bytes.
+    fn no_bytes() -> Text {
+        Text { without_bytes: 0..0x10_0000, ..Text::default() }
+    }
+
+    /// Walks from `fp` over a stack of words from `BASE` up.
+    fn walk(
+        code: &Text,
+        words: &[u64],
+        fp: u64,
+        top: Option<u64>,
+        limit: Option<u64>,
+    ) -> (Vec<u64>, StackEnd) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let input = Input {
-            stack_top: stack_top.map(Avma),
+            stack_top: top.map(Avma),
+            stack_limit: limit.map(Avma),
             max_depth: 4,
             address_mask: 0x7fff_ffff_ffff,
-            ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
+            ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, code)
         };
         let mut out = Vec::new();
         let walked = follow::<X86_64>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
-        let out: Vec<u64> = out.into_iter().map(u64::from).collect();
-        assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
+        (out.into_iter().map(u64::from).collect(), walked.ended)
+    }
+
+    #[track_caller]
+    fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: StackEnd) {
+        assert_eq!(walk(&no_bytes(), words, fp, stack_top, None), (expected.to_vec(), ended));
     }
 
     #[test]
@@ -255,27 +262,10 @@ mod tests {
     /// dyld of macOS 11 for Intel.
     #[test]
     fn argc_above_a_null_frame_pointer_ends_a_program() {
-        struct Libdyld(bool, &'static [u8]);
-        impl Code for Libdyld {
-            fn is_code(&self, at: Avma) -> bool {
-                NoCode.is_code(at) && at.0 >= 0x1000
-            }
-            fn code(&self, at: Avma) -> Option<&[u8]> {
-                (at.0 == 0x1005).then_some(self.1)
-            }
-            fn begins_threads(&self, _: Avma) -> Option<bool> {
-                Some(self.0)
-            }
-        }
         const EXITS: &[u8] = &[0x89, 0xc7, 0xe8, 0, 0, 0, 0];
         let ended = |begins, code, record: [u64; 2]| {
-            let words = [BASE + 16, 0x1005, record[0], record[1]];
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let code = Libdyld(begins, code);
-            let stack = StackBytes { base: Avma(BASE), bytes: &bytes };
-            let input = Input { max_depth: 4, address_mask: 0x7fff_ffff_ffff, ..Input::new(stack, &code) };
-            let (mut facts, mut out) = (Facts::default(), Vec::new());
-            follow::<X86_64>(BASE, Avma(BASE), None, &input, &mut facts, &mut out).ended
+            let text = Text { without_bytes: 0x1000..0x1005, ..Text::new(0x1005, code) };
+            walk(&text.with_threads(begins), &[BASE + 16, 0x1005, record[0], record[1]], BASE, None, None).1
         };
         assert_eq!(ended(true, EXITS, [0, 2]), StackEnd::Root);
         assert_eq!(ended(true, EXITS, [0, 0]), StackEnd::Root, "macOS 12 and later");
@@ -331,18 +321,9 @@ mod tests {
     #[test]
     fn a_record_beyond_the_end_of_the_stack_is_none() {
         let words = [BASE + 0x10, 0x1005, 0, 0x2005, BASE + 0x30, 0x3005];
-        let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let check = |fp, limit: u64, expected: &[u64], ended| {
-            let input = Input {
-                stack_limit: Some(Avma(limit)),
-                max_depth: 4,
-                address_mask: 0x7fff_ffff_ffff,
-                ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
-            };
-            let mut out = Vec::new();
-            let walked = follow::<X86_64>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
-            let out: Vec<u64> = out.into_iter().map(u64::from).collect();
-            assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
+            let found = walk(&no_bytes(), &words, fp, None, Some(limit));
+            assert_eq!(found, (expected.to_vec(), ended), "{fp:#x}, {limit:#x}");
         };
         check(BASE, BASE + 0x20, &[0x1004, 0x2004], StackEnd::Root);
         // The second record would lie beyond the end, partly or completely.

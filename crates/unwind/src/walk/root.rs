@@ -111,28 +111,18 @@ pub(super) fn find_stack_top<P: Processor>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::text::Text;
     use super::*;
     use crate::arch::{Aarch64, Arch, X86, X86_64};
-
-    #[derive(Debug)]
-    struct CodeAt(u64, &'static [u8]);
-    impl Code for CodeAt {
-        fn is_code(&self, _: Avma) -> bool {
-            true
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            (at.0 == self.0).then_some(self.1)
-        }
-    }
 
     #[test]
     fn a_thread_begins_above_the_return_into_exit() {
         let words = [7u64, 0, 0x5000, 0x4321, 9];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
-        let exit = CodeAt(0x4321, &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xf4]);
+        let exit = Text::new(0x4321, [0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xf4]);
         assert_eq!(find_stack_top::<X86_64>(stack, Avma(0x1000), &exit), Some(Avma(0x1020)));
-        let other = CodeAt(0x4321, &[0x48, 0x89, 0xc7, 0xc3]);
+        let other = Text::new(0x4321, [0x48, 0x89, 0xc7, 0xc3]);
         assert_eq!(find_stack_top::<X86_64>(stack, Avma(0x1000), &other), None);
     }
 
@@ -140,7 +130,7 @@ mod tests {
     fn near_the_stack_top_a_chain_is_complete_only_if_it_returns_to_start_code() {
         let check = |arch, code: &'static [u8], next, expected| {
             let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
-            let code = CodeAt(0x4321, code);
+            let code = Text::new(0x4321, code);
             let stack_top = Some(Avma(0x2000));
             let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &code) };
             let outermost = Some(Avma(0x4321));
@@ -152,7 +142,7 @@ mod tests {
                 Arch::X86 => chain.end::<X86>(&input),
                 Arch::Arm => unreachable!("tested where its walker is"),
             };
-            assert_eq!(ended, expected, "{code:x?}", code = code.1);
+            assert_eq!(ended, expected, "{:x?}", code.bytes());
         };
         check(Arch::X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, StackEnd::Root);
         check(Arch::X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, StackEnd::Root);
@@ -172,7 +162,8 @@ mod tests {
     fn only_the_first_function_of_a_thread_has_an_empty_stack() {
         let check = |above: u64, stack_top, expected| {
             let stack = StackBytes { base: Avma(above), bytes: &[] };
-            let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &CodeAt(1, &[])) };
+            let nowhere = Text::default();
+            let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &nowhere) };
             let above = Avma(above);
             let chain = Chain { next: 0, above, reached: above, outermost: None };
             assert_eq!(chain.end::<X86_64>(&input), expected, "{above:?}");
@@ -186,7 +177,7 @@ mod tests {
     fn hostile_addresses_end_the_search() {
         let stack = StackBytes { base: Avma(u64::MAX - 15), bytes: &[0; 16] };
         for from in [u64::MAX - 15, u64::MAX - 7, u64::MAX - 3, u64::MAX] {
-            assert_eq!(find_stack_top::<X86_64>(stack, Avma(from), &CodeAt(1, &[])), None, "{from:#x}");
+            assert_eq!(find_stack_top::<X86_64>(stack, Avma(from), &Text::default()), None, "{from:#x}");
         }
     }
 }

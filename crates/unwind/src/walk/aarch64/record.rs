@@ -586,21 +586,10 @@ mod leaf_tests {
 
     #[test]
     fn without_code_a_link_register_into_the_same_function_is_stale() {
-        struct NoBytes;
-        impl Code for NoBytes {
-            fn is_code(&self, _: Avma) -> bool {
-                true
-            }
-            fn code(&self, _: Avma) -> Option<&[u8]> {
-                None
-            }
-            fn function(&self, pc: Avma) -> Option<std::ops::Range<Avma>> {
-                (pc < Avma(TEXT + 0x40)).then_some(Avma(TEXT)..Avma(TEXT + 0x40))
-            }
-        }
+        let code = Text { without_bytes: 0..u64::MAX, functions: vec![TEXT..TEXT + 0x40], ..Text::default() };
         let bytes: Vec<u8> = [0, TEXT + 0x88].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input { max_depth: 9, ..Input::new(stack, &NoBytes) };
+        let input = Input { max_depth: 9, ..Input::new(stack, &code) };
         // The last return address of a function may be its end.
         for (link, caller) in [(0x20, None), (0x40, None), (0x44, Some(0x43))] {
             let mut registers = Aarch64 { pc: TEXT + 0x10, sp: STACK, ..Aarch64::default() };

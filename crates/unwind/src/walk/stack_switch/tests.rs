@@ -1,12 +1,12 @@
 //! Walks over two and more stacks in simulated memory: one is copied, of the others some words are known.
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::Range;
 
 use super::*;
 use crate::arch::{Aarch64, Registers, X86_64};
-use crate::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
-use crate::walk::{self, Code, Frames, OuterStack, UnwindMethod, Unwinder, WalkResult};
+use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
+use crate::walk::text::Text;
+use crate::walk::{self, Frames, OuterStack, UnwindMethod, Unwinder, WalkResult};
 
 const TEXT: u64 = 0x40_1000;
 /// The copied stack: an alternate stack.
@@ -29,30 +29,26 @@ const CALLS_ON_STACK: [u8; 14] =
     [0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0xcc, 0xff, 0xd2, 0x48, 0x89, 0xec, 0x5d, 0xc3];
 const RETURN_ON_STACK: u64 = ON_STACK + 9;
 
-struct Program {
-    code: Vec<u8>,
-    rows: BTreeMap<u64, Row>,
-    rows_aarch64: BTreeMap<u64, RowAarch64>,
+/// The code alone.
+fn code() -> Text {
+    let code = Text {
+        described: vec![TEXT + ON_STACK..TEXT + ON_STACK + CALLS_ON_STACK.len() as u64],
+        // The interrupted code is functions of 8 bytes.
+        functions: (TEXT + INTERRUPTED..TEXT + FIRST).step_by(8).map(|at| at..at + 8).collect(),
+        ..Text::new(TEXT, [vec![0xff, 0xd0].repeat(0x180), vec![0; 0x100]].concat())
+    };
+    // mov $15,%rax; syscall
+    let trampoline = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+    code.with_pieces(&[(ON_STACK, &CALLS_ON_STACK), (TRAMPOLINE, &trampoline)])
 }
 
-impl Program {
-    fn new() -> Program {
-        let mut code = [0xff, 0xd0].repeat(0x180);
-        code.resize(0x400, 0);
-        code[ON_STACK as usize..][..CALLS_ON_STACK.len()].copy_from_slice(&CALLS_ON_STACK);
-        // mov $15,%rax; syscall
-        code[TRAMPOLINE as usize..][..9].copy_from_slice(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
-        let mut rows = BTreeMap::new();
-        rows.insert(0, row(7, 8));
-        rows.insert(INTERRUPTED, row(7, 16));
-        let mut first = row(7, 8);
-        first.columns[RETURN_ADDRESS] = Column::Undefined;
-        rows.insert(FIRST - 1, first);
-        let mut on_stack = row(6, 16);
-        on_stack.columns[6] = Column::At(-16);
-        rows.insert(RETURN_ON_STACK - 1, on_stack);
-        Program { code, rows, rows_aarch64: BTreeMap::new() }
-    }
+fn program() -> Text {
+    let mut first = row(7, 8);
+    first.columns[RETURN_ADDRESS] = Column::Undefined;
+    let mut on_stack = row(6, 16);
+    on_stack.columns[6] = Column::At(-16);
+    let code = code().row_at(0, row(7, 8)).row_at(INTERRUPTED, row(7, 16));
+    code.row_at(FIRST - 1, first).row_at(RETURN_ON_STACK - 1, on_stack)
 }
 
 /// A row with the CFA this many bytes above a register, and the return address below the CFA.
@@ -60,29 +56,6 @@ fn row(register: u8, bytes: i64) -> Row {
     let mut row: Row = Row::new(Cfa::Register(register, bytes));
     row.columns[RETURN_ADDRESS] = Column::At(-8);
     row
-}
-
-impl Code for Program {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.code.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, at: Avma) -> Option<AnyRow> {
-        let at = at.0.checked_sub(TEXT)?;
-        let of_aarch64 = || self.rows_aarch64.get(&at).cloned().map(AnyRow::from);
-        self.rows.get(&at).cloned().map(AnyRow::from).or_else(of_aarch64)
-    }
-    fn function(&self, at: Avma) -> Option<Range<Avma>> {
-        // The interrupted code is two functions of 8 bytes.
-        let start = Avma(at.0 & !7);
-        (Avma(TEXT + INTERRUPTED)..Avma(TEXT + FIRST)).contains(&at).then(|| start..start + 8)
-    }
-    fn described_function(&self, at: Avma) -> Option<Range<Avma>> {
-        let function = Avma(TEXT + ON_STACK)..Avma(TEXT + ON_STACK + CALLS_ON_STACK.len() as u64);
-        function.contains(&at).then_some(function)
-    }
 }
 
 /// Words by address.
@@ -128,7 +101,7 @@ fn in_handler() -> Memory {
 
 struct Case<'a> {
     memory: &'a Memory,
-    program: Program,
+    program: Text,
     blocked_signals: Option<u64>,
     registers: X86_64,
 }
@@ -137,7 +110,7 @@ impl Case<'_> {
     fn new(memory: &Memory) -> Case<'_> {
         let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
         registers.gpr[X86_64::RSP] = ALT + 0x1000;
-        Case { memory, program: Program::new(), blocked_signals: Some(IN_HANDLER), registers }
+        Case { memory, program: program(), blocked_signals: Some(IN_HANDLER), registers }
     }
 
     fn walk(&self, how: UnwindMethod) -> (Vec<u64>, WalkResult) {
@@ -247,7 +220,7 @@ fn a_cycle_of_two_stacks_ends() {
 
 #[test]
 fn switches_without_a_cycle_are_bounded() {
-    let program = Program::new();
+    let program = program();
     let mut input = Input::new(StackBytes { base: Avma(0), bytes: &[] }, &program);
     let mut switches = StackSwitches::new(&input);
     let mut seen = HashSet::new();
@@ -263,7 +236,7 @@ fn the_raiser_of_a_signal_must_match_the_calls_on_the_stack() {
     // syscall before the interrupted code, and the call before the return to the first function.
     let check_with = |jump: &[u8], system_call: bool, target: u64, frames: usize, ended| {
         let mut case = Case::new(&memory);
-        let code = &mut case.program.code;
+        let code = &mut case.program.bytes;
         code[INTERRUPTED as usize..][..16].fill(0x90);
         code[INTERRUPTED as usize + 8..][..jump.len()].copy_from_slice(jump);
         case.registers.rip = TEXT;
@@ -297,7 +270,7 @@ fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
         memory.put(back, &[0, TEXT + FIRST]);
         memory
     };
-    let walk = |memory: &Memory, back: u64, program: Program| {
+    let walk = |memory: &Memory, back: u64, program: Text| {
         let mut case = Case { program, blocked_signals: None, ..Case::new(memory) };
         case.registers.gpr[X86_64::RBP] = back;
         case.walk(UnwindMethod::Cfi)
@@ -305,17 +278,17 @@ fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
     // Far above and below.
     for back in [STACK, 0x8_0000] {
         let mut memory = on_stack(back);
-        let (found, walked) = walk(&memory, back, Program::new());
+        let (found, walked) = walk(&memory, back, program());
         let expected = [0, RETURN_ON_STACK - 1, FIRST - 1];
         assert_eq!((found.as_slice(), walked.ended), (&expected[..], StackEnd::Root), "{back:#x}");
         memory.0.remove(&(back + 8));
-        let (found, walked) = walk(&memory, back, Program::new());
+        let (found, walked) = walk(&memory, back, program());
         assert_eq!((found.as_slice(), walked.ended), (&expected[..2], StackEnd::OtherStack), "{back:#x}");
     }
     // A function that does not load its stack pointer has an invalid frame pointer.
-    let mut program = Program::new();
+    let mut program = program();
     // nop
-    program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
+    program.bytes[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
     let (found, walked) = walk(&on_stack(0x8_0000), 0x8_0000, program);
     assert_eq!((found.len(), walked.ended), (2, StackEnd::BrokenFrameChain));
 }
@@ -343,7 +316,7 @@ fn functions_that_keep_the_callers_stack_pointer_in_memory_lead_from_stack_to_st
         let bytes = copied.copy(ALT + 0x1000, 0x400);
         let mut outer = Memory::default();
         outer.put(other, &[TEXT + RETURN_ON_STACK, 0, ALT + 0x1100]);
-        let walk = |outer: &Memory, program: &Program| {
+        let walk = |outer: &Memory, program: &Text| {
             let input = Input {
                 outer: Some(outer),
                 ..Input::new(StackBytes { base: Avma(ALT + 0x1000), bytes: &bytes }, program)
@@ -357,8 +330,7 @@ fn functions_that_keep_the_callers_stack_pointer_in_memory_lead_from_stack_to_st
                     .expect("all code is in images");
             (out.addresses.iter().map(|at| at.0.wrapping_sub(TEXT)).collect::<Vec<_>>(), walked.ended)
         };
-        let mut program = Program::new();
-        program.rows.insert(RETURN_ON_STACK - 1, row_in_memory(&C_CALL));
+        let mut program = program().row_at(RETURN_ON_STACK - 1, row_in_memory(&C_CALL));
         let expected = [0, RETURN_ON_STACK - 1, RETURN_ON_STACK - 1, FIRST - 1];
         assert_eq!(walk(&outer, &program), (expected.to_vec(), StackEnd::Root), "{other:#x}");
         let mut unknown = outer.clone();
@@ -368,7 +340,7 @@ fn functions_that_keep_the_callers_stack_pointer_in_memory_lead_from_stack_to_st
         unknown.put(other, &[TEXT + 0x301]);
         assert_eq!(walk(&unknown, &program), (expected[..2].to_vec(), StackEnd::BrokenFrameChain));
         // The function never loads its stack pointer: nop.
-        program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
+        program.bytes[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
         let (found, ended) = walk(&outer, &program);
         assert_eq!(found, expected[..2]);
         assert_ne!(ended, StackEnd::Root);
@@ -378,15 +350,15 @@ fn functions_that_keep_the_callers_stack_pointer_in_memory_lead_from_stack_to_st
 #[test]
 fn a_pointer_on_the_stack_leads_to_a_stack_pointer_elsewhere() {
     // caml_runstack: breg7 8; deref; plus_uconst 16; deref; plus_uconst 8
-    let mut program = Program::new();
-    program.rows.insert(RETURN_ON_STACK - 1, row_in_memory(&[0x77, 8, 0x06, 0x23, 16, 0x06, 0x23, 8]));
+    let row = row_in_memory(&[0x77, 8, 0x06, 0x23, 16, 0x06, 0x23, 8]);
+    let program = program().row_at(RETURN_ON_STACK - 1, row);
     let mut memory = Memory::default();
     memory.put(ALT + 0x1000, &[TEXT + RETURN_ON_STACK, 0, 0x9_0000]);
     memory.put(STACK, &[TEXT + FIRST]);
-    let walk = |memory: &Memory, program: Program| {
+    let walk = |memory: &Memory, program: Text| {
         Case { program, blocked_signals: None, ..Case::new(memory) }.walk(UnwindMethod::Cfi)
     };
-    let (found, walked) = walk(&memory, Program { rows: program.rows.clone(), ..Program::new() });
+    let (found, walked) = walk(&memory, program.clone());
     assert_eq!((found.len(), walked.ended), (2, StackEnd::OtherStack));
     memory.put(0x9_0000 + 16, &[STACK]);
     let (found, walked) = walk(&memory, program);
@@ -400,11 +372,11 @@ fn the_red_zone_of_interrupted_code_is_read() {
     // Its row reads a word below the stack pointer.
     let mut below = row(7, 16);
     below.columns[RETURN_ADDRESS] = Column::AtExpression([0x77, 0x78].into());
-    case.program.rows.insert(INTERRUPTED, below.clone());
+    case.program = program().row_at(INTERRUPTED, below.clone());
     case.check(&TO_INTERRUPTED, StackEnd::OtherStack);
     memory.put(STACK - 8, &[TEXT + FIRST]);
     let mut case = Case::new(&memory);
-    case.program.rows.insert(INTERRUPTED, below);
+    case.program = program().row_at(INTERRUPTED, below);
     case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], StackEnd::Root);
 }
 
@@ -417,15 +389,12 @@ fn handlers_of_aarch64_lead_to_the_interrupted_code() {
         row.columns[LR] = link;
         row
     };
-    let mut program = Program::new();
-    // mov x8, #139; svc #0
-    program.code[0x100..0x108].copy_from_slice(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4]);
-    // bl
-    program.code[0x11c..0x120].copy_from_slice(&[0, 0, 0, 0x94]);
-    program.rows.clear();
-    program.rows_aarch64.insert(0, row(0, Column::Same));
-    program.rows_aarch64.insert(INTERRUPTED, row(16, Column::At(-8)));
-    program.rows_aarch64.insert(0x11f, row(0, Column::Undefined));
+    // mov x8, #139; svc #0, and bl
+    let pieces: [(u64, &[u8]); 2] =
+        [(0x100, &[0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4]), (0x11c, &[0, 0, 0, 0x94])];
+    let program = code().with_pieces(&pieces).row_at(0, row(0, Column::Same));
+    let program =
+        program.row_at(INTERRUPTED, row(16, Column::At(-8))).row_at(0x11f, row(0, Column::Undefined));
     let mut memory = Memory::default();
     let at = ALT + 0x1000;
     memory.put(at + 128 + 16, &[ALT, 0, ALT_BYTES]);

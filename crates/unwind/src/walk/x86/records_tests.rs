@@ -1,12 +1,11 @@
 //! Walks on i386: stacks built word by word over code that consists of calls, with rows.
 
-use std::collections::BTreeMap;
-
 use super::super::frames::{Frames, Method, UnwindMethod};
-use super::super::{Code, Input, StackBytes, StackEnd};
+use super::super::text::Text;
+use super::super::{Input, StackBytes, StackEnd};
 use crate::addr::Avma;
 use crate::arch::{Registers, X86};
-use crate::binary::frame_rule::{AnyRow, Cfa, Column, RowX86, X86_RETURN_ADDRESS};
+use crate::binary::frame_rule::{Cfa, Column, RowX86, X86_RETURN_ADDRESS};
 use crate::walk;
 
 const TEXT: u64 = 0x0804_8000;
@@ -15,31 +14,11 @@ const EBX: usize = 3;
 const ESP: usize = X86::ESP;
 const EBP: usize = X86::EBP;
 
-/// Every two bytes are `call *%eax`, except the signal trampoline at +0x300.
-struct Rows {
-    code: Vec<u8>,
-    rows: BTreeMap<u64, RowX86>,
-}
-
-impl Rows {
-    fn new(rows: &[(u64, RowX86)]) -> Rows {
-        let mut code = [0xff, 0xd0].repeat(0x400);
-        // mov $119,%eax; int $0x80
-        code[0x300..0x307].copy_from_slice(&[0xb8, 119, 0, 0, 0, 0xcd, 0x80]);
-        Rows { code, rows: rows.iter().map(|(at, row)| (TEXT + at, row.clone())).collect() }
-    }
-}
-
-impl Code for Rows {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.code.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, lookup: Avma) -> Option<AnyRow> {
-        self.rows.get(&lookup.0).cloned().map(AnyRow::from)
-    }
+/// Every two bytes are `call *%eax`, except the signal trampoline at +0x300: mov $119,%eax; int $0x80.
+fn calls(rows: &[(u64, RowX86)]) -> Text {
+    let code = Text::new(TEXT, [0xff, 0xd0].repeat(0x400));
+    let code = code.with_pieces(&[(0x300, &[0xb8, 119, 0, 0, 0, 0xcd, 0x80])]);
+    rows.iter().fold(code, |code, (at, row)| code.row_at(*at, row.clone()))
 }
 
 /// A row with the return address right below the CFA.
@@ -59,7 +38,7 @@ fn outermost() -> RowX86 {
 /// The frames of a walk from +0x40, by offset, with their methods, and the end.
 fn found(
     how: UnwindMethod,
-    rows: &Rows,
+    rows: &Text,
     ebp: u64,
     words: &[u64],
     stack_top: Option<u64>,
@@ -88,7 +67,7 @@ const LEAF: (u64, Method) = (0x40, Method::Context);
 
 #[test]
 fn rows_lead_through_four_byte_words_to_the_outermost_frame() {
-    let rows = Rows::new(&[
+    let rows = calls(&[
         (0x40, row((ESP, 8), &[(EBX, Column::At(-8))])),
         (0x103, row((EBP, 8), &[(EBP, Column::At(-8))])),
         // Relative to ebx, saved by the leaf.
@@ -110,7 +89,7 @@ fn rows_lead_through_four_byte_words_to_the_outermost_frame() {
 
 #[test]
 fn a_signal_restores_the_registers_and_the_exact_program_counter() {
-    let rows = Rows::new(&[(0x40, row((ESP, 4), &[])), (0x400, row((EBP, 8), &[])), (0x203, outermost())]);
+    let rows = calls(&[(0x40, row((ESP, 4), &[])), (0x400, row((EBP, 8), &[])), (0x203, outermost())]);
     let mut words = vec![0; 32];
     words[0] = TEXT + 0x300;
     // struct sigcontext: ebp, esp and eip are words 6, 7 and 14.
@@ -125,7 +104,7 @@ fn a_signal_restores_the_registers_and_the_exact_program_counter() {
 
 #[test]
 fn a_null_return_address_ends_a_fiber_but_not_the_threads_own_stack() {
-    let rows = Rows::new(&[(0x40, row((ESP, 4), &[])), (0x103, row((ESP, 4), &[]))]);
+    let rows = calls(&[(0x40, row((ESP, 4), &[])), (0x103, row((ESP, 4), &[]))]);
     let words = [TEXT + 0x104, 0, 7];
     let frames = vec![LEAF, (0x103, Method::Cfi)];
     let by = |stack_top| found(UnwindMethod::Cfi, &rows, 0, &words, stack_top);
@@ -135,7 +114,7 @@ fn a_null_return_address_ends_a_fiber_but_not_the_threads_own_stack() {
 
 #[test]
 fn records_lead_through_unknown_code_and_prove_nothing() {
-    let rows = Rows::new(&[]);
+    let rows = calls(&[]);
     let words = [9, STACK + 0x10, TEXT + 0x104, 9, 0, TEXT + 0x204];
     let by = |how| found(how, &rows, STACK + 4, &words, None);
     let record = |at| (at, Method::FramePointer);
@@ -149,7 +128,7 @@ fn records_lead_through_unknown_code_and_prove_nothing() {
 #[test]
 fn a_chain_of_records_is_complete_if_rows_lead_to_its_frames() {
     let framed = || row((EBP, 8), &[(EBP, Column::At(-8))]);
-    let rows = Rows::new(&[(0x40, framed()), (0x103, framed()), (0x203, outermost())]);
+    let rows = calls(&[(0x40, framed()), (0x103, framed()), (0x203, outermost())]);
     let words = [9, STACK + 0x10, TEXT + 0x104, 9, 0, TEXT + 0x204];
     let (frames, ended) = found(UnwindMethod::FramePointer, &rows, STACK + 4, &words, None);
     let record = |at| (at, Method::FramePointer);

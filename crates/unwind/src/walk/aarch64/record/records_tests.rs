@@ -1,13 +1,12 @@
 //! Stacks built word by word over code that consists of calls and rows.
 
-use std::collections::BTreeMap;
-
 use super::super::LR;
 use super::*;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{AARCH64_PC, AnyRow, Body, Cfa, Column, RowAarch64};
+use crate::binary::frame_rule::{AARCH64_PC, Cfa, Column, RowAarch64};
 use crate::walk::frames::Method;
-use crate::walk::{self, Code, StackBytes};
+use crate::walk::text::Text;
+use crate::walk::{self, StackBytes};
 
 const FP: usize = Aarch64::FP;
 const TEXT: u64 = 0x1_0000_4000;
@@ -16,57 +15,10 @@ const STACK: u64 = 0x1_6fdf_0000;
 const SIGNED: u64 = 0xabcd_8000_0000_0000;
 
 /// Every word is `bl`, except the signal trampoline at +0x800.
-#[derive(Default)]
-struct Rows {
-    rows: BTreeMap<u64, RowAarch64>,
-    bodies: BTreeMap<u64, RowAarch64>,
-    begins_threads: Option<bool>,
-    describes_frames: bool,
-    /// The frame pointer guarantee of macOS's ABI.
-    fp_always: bool,
-    /// Address of code with unknown bytes.
-    no_bytes: Option<u64>,
-    code: Vec<u8>,
-}
-
-impl Rows {
-    fn new() -> Rows {
-        let mut words = vec![0x9400_0000u32; 0x400];
-        words[0x200] = 0xd280_1168; // mov x8, #139
-        words[0x201] = 0xd400_0001; // svc #0
-        Rows { code: words.iter().flat_map(|word| word.to_le_bytes()).collect(), ..Rows::default() }
-    }
-    fn row(mut self, at: u64, row: RowAarch64) -> Rows {
-        self.rows.insert(TEXT + at, row);
-        self
-    }
-    fn body(mut self, at: u64, row: RowAarch64) -> Rows {
-        self.bodies.insert(TEXT + at, row);
-        self
-    }
-}
-
-impl Code for Rows {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some() || self.no_bytes.is_some_and(|offset| at.0 == TEXT + offset)
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        let offset = at.0.checked_sub(TEXT).filter(|offset| Some(*offset) != self.no_bytes)?;
-        self.code.get(usize::try_from(offset).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, lookup: Avma) -> Option<AnyRow> {
-        self.rows.get(&lookup.0).cloned().map(AnyRow::from)
-    }
-    fn body(&self, lookup: Avma) -> Option<Body> {
-        let row = self.bodies.get(&lookup.0).cloned()?;
-        Some(Body { row: row.into(), compact: true })
-    }
-    fn describes_frames(&self, _: Avma) -> bool {
-        self.describes_frames
-    }
-    fn begins_threads(&self, _: Avma) -> Option<bool> {
-        self.begins_threads
-    }
+fn calls() -> Text {
+    // mov x8, #139; svc #0
+    let trampoline = [0xd280_1168u32, 0xd400_0001].map(u32::to_le_bytes).concat();
+    Text::of_words(TEXT, &[0x9400_0000; 0x400]).with_pieces(&[(0x800, &trampoline)])
 }
 
 fn row(cfa: (u8, i64), columns: &[(usize, Column)]) -> RowAarch64 {
@@ -84,7 +36,7 @@ fn framed() -> RowAarch64 {
 
 #[track_caller]
 fn check(
-    rows: &Rows,
+    rows: &Text,
     set: &[(usize, u64)],
     words: &[u64],
     expected: &[(u64, Method)],
@@ -96,7 +48,7 @@ fn check(
 #[track_caller]
 fn check_by(
     how: UnwindMethod,
-    rows: &Rows,
+    rows: &Text,
     set: &[(usize, u64)],
     words: &[u64],
     expected: &[(u64, Method)],
@@ -137,7 +89,8 @@ const LEAF: (u64, Method) = (0x40, Method::Context);
 #[test]
 fn only_the_leafs_caller_is_in_the_link_register() {
     // A leaf without a frame; its caller has one, and the row of that frame's caller wrongly refers to lr.
-    let rows = Rows::new().row(0x40, row((31, 16), &[])).row(0x103, framed()).row(0x203, row((31, 0), &[]));
+    let rows =
+        calls().row_at(0x40, row((31, 16), &[])).row_at(0x103, framed()).row_at(0x203, row((31, 0), &[]));
     let words = [0, 0, 0, TEXT + 0x204, 0];
     let set = [(LR, SIGNED | (TEXT + 0x104)), (FP, STACK + 16)];
     check(
@@ -152,7 +105,7 @@ fn only_the_leafs_caller_is_in_the_link_register() {
 #[test]
 fn signatures_and_swifts_mark_are_stripped_and_undefined_ends_the_walk() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
-    let rows = Rows::new().row(0x40, framed()).row(0x103, framed()).row(0x203, end);
+    let rows = calls().row_at(0x40, framed()).row_at(0x103, framed()).row_at(0x203, end);
     // fp → {marked fp, signed return address} → {0, signed}
     let words = [1 << 60 | (STACK + 32), SIGNED | (TEXT + 0x104), 7, 8, 0, SIGNED | (TEXT + 0x204)];
     let found = [LEAF, (0x103, Method::Cfi), (0x203, Method::Cfi)];
@@ -164,16 +117,16 @@ fn signatures_and_swifts_mark_are_stripped_and_undefined_ends_the_walk() {
 fn goroutines_end_at_the_second_instruction_of_goexit() {
     // With the row of Go's linker, and without one.
     for described in [true, false] {
-        let mut rows = Rows::new().row(0x40, framed());
-        rows.code[0x300..0x304].copy_from_slice(&0xaa00_03e0u32.to_le_bytes()); // mov x0, x0; bl goexit1
-        rows.code[0x308..0x310].fill(0);
+        let mut rows = calls().row_at(0x40, framed());
+        rows.bytes[0x300..0x304].copy_from_slice(&0xaa00_03e0u32.to_le_bytes()); // mov x0, x0; bl goexit1
+        rows.bytes[0x308..0x310].fill(0);
         if described {
-            rows = rows.row(0x303, row((31, 0), &[(LR, Column::Undefined)]));
+            rows = rows.row_at(0x303, row((31, 0), &[(LR, Column::Undefined)]));
         }
         let words = [0, TEXT + 0x304];
         check(&rows, &[(FP, STACK)], &words, &[LEAF, (0x303, Method::Cfi)], StackEnd::Root);
         // Another function that begins like this continues after its call.
-        rows.code[0x308..0x30c].copy_from_slice(&0xd65f_03c0u32.to_le_bytes());
+        rows.bytes[0x308..0x30c].copy_from_slice(&0xd65f_03c0u32.to_le_bytes());
         check(&rows, &[(FP, STACK)], &words, &[LEAF], StackEnd::BrokenFrameChain);
     }
 }
@@ -184,7 +137,7 @@ fn rows_may_refer_to_other_registers_than_the_frame_pointer() {
     let saves = row((31, 32), &[(LR, Column::At(-8)), (19, Column::At(-32))]);
     let counts = row((19, 24), &[(LR, Column::At(-8))]);
     let end = row((31, 0), &[(LR, Column::Undefined)]);
-    let rows = Rows::new().row(0x40, saves).row(0x103, counts).row(0x203, end);
+    let rows = calls().row_at(0x40, saves).row_at(0x103, counts).row_at(0x203, end);
     let words = [STACK + 64, 0, 0, TEXT + 0x104, 5, 6, 7, 8, 9, 10, TEXT + 0x204];
     check(&rows, &[], &words, &[LEAF, (0x103, Method::Cfi), (0x203, Method::Cfi)], StackEnd::Root);
 }
@@ -194,7 +147,7 @@ fn a_signal_frame_restores_every_register_and_an_exact_program_counter() {
     // The handler returns to the trampoline; the context is at the stack pointer.
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let interrupted = row((28, 32), &[(LR, Column::At(-8))]);
-    let rows = Rows::new().row(0x40, row((31, 0), &[])).row(0x300, interrupted).row(0x203, end);
+    let rows = calls().row_at(0x40, row((31, 0), &[])).row_at(0x300, interrupted).row_at(0x203, end);
     let mut words = vec![0; 120];
     let registers = (128 + 184) / 8;
     words[registers + 28] = STACK + 100 * 8;
@@ -215,7 +168,7 @@ fn a_signal_frame_restores_every_register_and_an_exact_program_counter() {
     words[registers + 31] = STACK + 0x1000;
     check(&rows, &[(LR, TEXT + 0x800)], &words, &found[..3], StackEnd::DeeperThanCopied);
     // The caller of an interrupted leaf is in its link register.
-    let rows = rows.row(0x400, row((31, 0), &[])).row(0x103, framed());
+    let rows = rows.row_at(0x400, row((31, 0), &[])).row_at(0x103, framed());
     words[registers + 30] = TEXT + 0x104;
     words[registers + 31] = STACK - 64;
     words[registers + 32] = TEXT + 0x400;
@@ -230,10 +183,10 @@ fn a_record_of_code_that_may_keep_none_proves_nothing() {
     let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204];
     let found = [LEAF, (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
     for describes_frames in [false, true] {
-        let rows = Rows { describes_frames, ..Rows::new() }.row(0x203, end.clone());
+        let rows = Text { describes_frames, ..calls() }.row_at(0x203, end.clone());
         check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::UnverifiedFrameRecord);
         // The chain ends with the mark of the deepest frame, or with a register that happens to be 0.
-        let rows = Rows { describes_frames, ..Rows::new() };
+        let rows = Text { describes_frames, ..calls() };
         check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::BrokenFrameChain);
     }
 }
@@ -241,7 +194,7 @@ fn a_record_of_code_that_may_keep_none_proves_nothing() {
 #[test]
 fn neither_link_register_nor_record_of_a_jit_leaf_is_proof() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
-    let rows = Rows { no_bytes: Some(0x40), ..Rows::new() }.row(0x203, end);
+    let rows = Text { without_bytes: TEXT + 0x40..TEXT + 0x41, ..calls() }.row_at(0x203, end);
     let words = [0, TEXT + 0x204];
     let by_record = [LEAF, (0x203, Method::FramePointer)];
     let by_link = [LEAF, (0x103, Method::FramePointer), by_record[1]];
@@ -258,31 +211,27 @@ fn frame_pointer_walks_are_complete_if_unwind_information_agrees() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204, 0, TEXT + 0x304];
     let found = [(0x40, Method::Context), (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
-    let check_if = |fp_always, rows: Rows, ended| {
-        let rows = Rows { fp_always, ..rows };
+    let check_if = |fp_always, rows: Text, ended| {
+        let rows = Text { fp_always, ..rows };
         check_by(UnwindMethod::FramePointer, &rows, &[(FP, STACK)], &words, &found, ended);
     };
-    let described = || Rows { describes_frames: true, ..Rows::new() };
-    let framed_all = || described().row(0x40, framed()).row(0x103, framed());
+    let described = || Text { describes_frames: true, ..calls() };
+    let framed_all = || described().row_at(0x40, framed()).row_at(0x103, framed());
     // The function keeps no record: its caller is missing from the chain.
     let bare = || row((31, 32), &[(LR, Column::At(-8))]);
     for promised in [false, true] {
+        check_if(promised, calls(), if promised { StackEnd::Root } else { StackEnd::UnverifiedFrameRecord });
+        check_if(promised, framed_all().row_at(0x203, end.clone()), StackEnd::Root);
         check_if(
             promised,
-            Rows::new(),
-            if promised { StackEnd::Root } else { StackEnd::UnverifiedFrameRecord },
-        );
-        check_if(promised, framed_all().row(0x203, end.clone()), StackEnd::Root);
-        check_if(
-            promised,
-            described().row(0x40, framed()).row(0x103, bare()),
+            described().row_at(0x40, framed()).row_at(0x103, bare()),
             StackEnd::UnverifiedFrameRecord,
         );
     }
     // Without unwind information, the guarantee of the ABI decides.
     check_if(false, framed_all(), StackEnd::UnverifiedFrameRecord);
     check_if(true, framed_all(), StackEnd::Root);
-    check_if(false, framed_all().row(0x203, bare()), StackEnd::UnverifiedFrameRecord);
+    check_if(false, framed_all().row_at(0x203, bare()), StackEnd::UnverifiedFrameRecord);
 }
 
 #[test]
@@ -295,8 +244,8 @@ fn rows_of_a_signal_trampoline_may_be_expressions() {
     trampoline.cfa = Cfa::Expression([0x83, 16, 0x06].into());
     trampoline.signal = true;
     let end = row((31, 0), &[(LR, Column::Undefined)]);
-    let rows = Rows { begins_threads: Some(false), ..Rows::new() };
-    let rows = rows.body(0x40, trampoline).body(0x300, framed()).row(0x203, end);
+    let rows = Text { begins_threads: Some(false), ..calls() };
+    let rows = rows.body_at(0x40, trampoline).body_at(0x300, framed()).row_at(0x203, end);
     let words = [0, 0, STACK + 64, TEXT + 0x104, STACK + 56, TEXT + 0x300, 0, 0, 0, TEXT + 0x204];
     let set = [(19, STACK + 16)];
     check(&rows, &set, &words, &[LEAF, (0x300, Method::Compact), (0x203, Method::Compact)], StackEnd::Root);
@@ -309,13 +258,14 @@ fn on_macos_a_walk_is_complete_only_where_threads_begin() {
         (Some(false), StackEnd::BrokenFrameChain),
         (None, StackEnd::BrokenFrameChain),
     ] {
-        let rows = Rows { begins_threads: begins, ..Rows::new() }.body(0x40, framed()).body(0x103, framed());
+        let rows =
+            Text { begins_threads: begins, ..calls() }.body_at(0x40, framed()).body_at(0x103, framed());
         // The record of dyld's start is {0, 0}.
         let words = [STACK + 16, TEXT + 0x104, 0, 0];
         let found = [LEAF, (0x103, Method::Compact)];
         check(&rows, &[(FP, STACK)], &words, &found, ended);
         // The record of _pthread_start is {0, thread_start+8}; thread_start has no row.
-        let rows = Rows { begins_threads: begins, ..Rows::new() }.body(0x40, framed());
+        let rows = Text { begins_threads: begins, ..calls() }.body_at(0x40, framed());
         check(&rows, &[(FP, STACK)], &[0, TEXT + 0x104], &[LEAF, (0x103, Method::Compact)], ended);
         // Not with a frame pointer.
         let torn = [STACK + 8, TEXT + 0x104];
@@ -325,12 +275,12 @@ fn on_macos_a_walk_is_complete_only_where_threads_begin() {
 
 #[test]
 fn invalid_steps_are_refused() {
-    let caller = |columns: &[(usize, Column)]| Rows::new().row(0x40, row((31, 16), columns));
-    let refused = |rows: Rows, words: &[u64]| check(&rows, &[], words, &[LEAF], StackEnd::BrokenFrameChain);
+    let caller = |columns: &[(usize, Column)]| calls().row_at(0x40, row((31, 16), columns));
+    let refused = |rows: Text, words: &[u64]| check(&rows, &[], words, &[LEAF], StackEnd::BrokenFrameChain);
     refused(caller(&[(LR, Column::At(-8))]), &[0, TEXT + 0x9000]);
     refused(caller(&[(LR, Column::At(-8))]), &[0, TEXT + 0x102]);
     refused(caller(&[(LR, Column::In(200))]), &[0, TEXT + 0x104]);
-    refused(Rows::new().row(0x40, row((31, -16), &[(LR, Column::At(24))])), &[0, TEXT + 0x104]);
-    let large = Rows::new().row(0x40, row((31, 1 << 20), &[(LR, Column::At(-8))]));
+    refused(calls().row_at(0x40, row((31, -16), &[(LR, Column::At(24))])), &[0, TEXT + 0x104]);
+    let large = calls().row_at(0x40, row((31, 1 << 20), &[(LR, Column::At(-8))]));
     check(&large, &[], &[0], &[LEAF], StackEnd::DeeperThanCopied);
 }

@@ -379,26 +379,6 @@ fn code_after_a_returning_call_is_certain() {
     }
 }
 
-/// Code that counts requests, in a file or JIT code.
-struct Counted {
-    text: Text,
-    made: bool,
-    asked: std::cell::Cell<u32>,
-}
-
-impl Code for Counted {
-    fn is_code(&self, at: Avma) -> bool {
-        self.text.is_code(at)
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.asked.set(self.asked.get() + 1);
-        self.text.code(at)
-    }
-    fn traits(&self, _: Avma) -> CodeTraits {
-        CodeTraits { is_jit: self.made, ..CodeTraits::default() }
-    }
-}
-
 #[test]
 fn facts_about_callees_are_cached_while_their_code_is_unchanged() {
     // Two functions that call a third, which calls a fourth.
@@ -409,7 +389,7 @@ fn facts_about_callees_are_cached_while_their_code_is_unchanged() {
         0x85, 0xc0, 0x74, 0xfc, 0xc3, //          +18 test; jump back; ret
     ];
     for (made, is_kept) in [(false, true), (true, false)] {
-        let code = Counted { text: text(CODE), made, asked: std::cell::Cell::default() };
+        let code = text(CODE).with_traits(CodeTraits { is_jit: made, ..CodeTraits::default() });
         let mut callees = Callees::default();
         let mut asked = |at| {
             let before = code.asked.get();

@@ -67,7 +67,8 @@ pub(crate) fn returns_to_other_stack(row: &Row, frame: &Frame<X86_64>, input: &I
 #[cfg(test)]
 mod vdso_call_tests {
     use super::*;
-    use crate::binary::frame_rule::{AnyRow, Column};
+    use crate::binary::frame_rule::Column;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x40_1000;
 
@@ -85,24 +86,17 @@ mod vdso_call_tests {
         &[0x48, 0x83, 0xc4, 0x10, 0xc3], // +1e add $16,%rsp; ret
     ];
 
-    struct Text(Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-        fn row(&self, lookup: Avma) -> Option<AnyRow> {
-            let mut row: Row =
-                Row::new(Cfa::Register(X86_64::RSP as u8, if lookup.0 - TEXT < 4 { 8 } else { 24 }));
+    fn text(code: &[&[u8]]) -> Text {
+        let row_of = |at| {
+            let mut row: Row = Row::new(Cfa::Register(X86_64::RSP as u8, if at < 4 { 8 } else { 24 }));
             row.columns[RETURN_ADDRESS] = Column::At(-8);
             Some(row.into())
-        }
+        };
+        Text { row_of: Some(row_of), ..Text::new(TEXT, code.concat()) }
     }
 
     fn cfa(at: u64, code: &[&[u8]]) -> Option<Cfa> {
-        let text = Text(code.concat());
+        let text = text(code);
         let stated = processor::row::<X86_64>(&text, Avma(TEXT + at)).expect("a row");
         row(Avma(TEXT + at), &stated, &text).map(|row| row.cfa)
     }
@@ -127,7 +121,7 @@ mod vdso_call_tests {
         other[7] = &[0xeb, 0x02];
         assert_eq!(cfa(0x17, &other), None);
         // A row relative to another register is right whatever the stack pointer is.
-        let text = Text(CODE.concat());
+        let text = text(CODE);
         assert_eq!(row(Avma(TEXT + 0x17), &Row::new(Cfa::Register(6, 16)), &text), None);
         for at in [0, TEXT + CODE.concat().len() as u64, u64::MAX] {
             assert_eq!(row(Avma(at), &Row::new(Cfa::Register(X86_64::RSP as u8, 8)), &text), None, "{at:#x}");

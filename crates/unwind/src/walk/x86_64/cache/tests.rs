@@ -8,20 +8,10 @@ use crate::walk::text::Text;
 const AT: u64 = 0x1000;
 
 /// Code at 0x1000 with the row of a function that pushed nothing at every instruction.
-struct Described(Vec<u8>);
-
-impl Code for Described {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.0.get(usize::try_from(at.0.checked_sub(AT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, at: Avma) -> Option<AnyRow> {
-        let mut row: Row = Row::new(Cfa::Register(7, 8));
-        row.columns[RETURN_ADDRESS] = Column::At(-8);
-        self.code(at).map(|_| row.into())
-    }
+fn described(code: impl Into<Vec<u8>>) -> Text {
+    let mut row: Row = Row::new(Cfa::Register(7, 8));
+    row.columns[RETURN_ADDRESS] = Column::At(-8);
+    Text::new(AT, code).with_row(Some(row.into()))
 }
 
 fn returned(at: u64) -> CodeAddress {
@@ -33,7 +23,7 @@ fn goroutines_begin_at_goexit_which_calls_nothing() {
     let goexit = |padding: u8| {
         let mut code = vec![0x90, 0xe8, 0x1a, 0x25, 0, 0, 0x90];
         code.resize(16, padding);
-        Described(code)
+        described(code)
     };
     let mut cache = Cache::default();
     let code = goexit(0xcc);
@@ -54,19 +44,19 @@ fn goroutines_begin_at_goexit_which_calls_nothing() {
 fn a_thread_of_go_begins_where_clone_continues_to_exit() {
     // call *%r12; mov $111,%edi; mov $60,%eax; syscall; jmp back to the mov
     let code = [0x41, 0xff, 0xd4, 0xbf, 0x6f, 0, 0, 0, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf2];
-    let first = Cache::default().rule(returned(3), &Described(code.to_vec()));
+    let first = Cache::default().rule(returned(3), &described(code));
     assert_eq!((first.kind(), first.returns()), (RuleKind::Root, true));
     // exit_group(0) after the last call is not the start of a thread.
     let mut other = code;
     other[9] = 0xe7;
-    let caller = Cache::default().rule(returned(3), &Described(other.to_vec()));
+    let caller = Cache::default().rule(returned(3), &described(other));
     assert_eq!((caller.kind(), caller.returns()), (RuleKind::StackPointer, true));
 }
 
 #[test]
 fn a_signal_trampoline_is_recognized_whatever_its_table_says() {
     // nop; mov $15,%rax; syscall
-    let code = Described(vec![0x90, 0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
+    let code = described([0x90, 0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
     let mut cache = Cache::default();
     let rule = cache.rule(returned(1), &code);
     assert!(rule.returns() && cache.not_called(rule));
@@ -75,7 +65,7 @@ fn a_signal_trampoline_is_recognized_whatever_its_table_says() {
 
 #[test]
 fn an_emulated_entry_point_returns_to_its_caller() {
-    let code = Described(vec![0xcc]);
+    let code = described([0xcc]);
     let rule = Cache::default().rule(CodeAddress::Pc(Avma(0xffff_ffff_ff60_0400)), &code);
     assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::StackPointer, 1, 0));
     let other = Cache::default().rule(CodeAddress::Pc(Avma(0xffff_ffff_ff60_1400)), &code);
@@ -104,7 +94,7 @@ fn code_without_callers_is_followed_less_until_it_has_some() {
 }
 
 /// The same, with an instruction of an epilogue at +4.
-struct WithEpilogue(Described);
+struct WithEpilogue(Text);
 
 impl Code for WithEpilogue {
     fn is_code(&self, at: Avma) -> bool {
@@ -126,7 +116,7 @@ impl Code for WithEpilogue {
 #[test]
 fn only_a_program_counter_can_be_in_an_epilogue() {
     // The last byte of a call looks like a return: call +0xc3000000; nop
-    let code = WithEpilogue(Described(vec![0xe8, 0, 0, 0, 0xc3, 0x90, 0x90]));
+    let code = WithEpilogue(described([0xe8, 0, 0, 0, 0xc3, 0x90, 0x90]));
     let cfa = |address| Cache::default().rule(address, &code).cfa();
     assert_eq!((cfa(CodeAddress::Pc(Avma(AT + 4))), cfa(CodeAddress::Pc(Avma(AT)))), (3, 1));
     assert_eq!(cfa(returned(5)), 1);

@@ -1,7 +1,7 @@
 //! Unwinding hostile stacks and registers over this test's own image terminates, whatever the bytes are. Seeded; a
 //! failure prints its seed.
 
-use super::tests::{Rows, STACK, TEXT, row};
+use super::tests::{STACK, TEXT, calls, row};
 use super::*;
 use crate::binary::frame_rule::{Cfa, Column};
 use crate::rng::Rng;
@@ -49,7 +49,7 @@ fn hostile_rows_stacks_and_registers_end_within_the_depth() {
                 rows.push((at, row));
             }
         }
-        let rows = Rows(rows.into_iter().collect());
+        let rows = calls(rows);
         let bytes: Vec<u8> =
             (0..random.within(0, 255)).flat_map(|_| word(&mut random).to_le_bytes()).collect();
         let mut registers = X86_64 { rip: word(&mut random), ..X86_64::default() };

@@ -1,42 +1,21 @@
 mod endless;
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-
 use super::*;
 use crate::arch::UNKNOWN_REGISTER;
 use crate::binary::frame_rule::{AnyRow, CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::text::Text;
 use crate::walk::{Code, CodeTraits, StackBytes};
 
 pub(super) const TEXT: u64 = 0x40_1000;
 pub(super) const STACK: u64 = 0x7fff_0000_1000;
-/// Return addresses after `call *%rax`: TEXT+2, +4, +6, ...
-const CALLS: [u8; 512] = {
-    let mut code = [0xff; 512];
-    let mut at = 1;
-    while at < 512 {
-        code[at] = 0xd0;
-        at += 2;
-    }
-    code
-};
 
 /// Code with unknown bytes.
 const MADE_AT_RUN_TIME: std::ops::Range<u64> = 0x7e00_0000_0000..0x7e00_0000_1000;
 
-/// Code that consists of calls, with rows for some addresses.
-pub(super) struct Rows(pub(super) BTreeMap<u64, Row>);
-
-impl Code for Rows {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some() || MADE_AT_RUN_TIME.contains(&at.0)
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        CALLS.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, at: Avma) -> Option<AnyRow> {
-        self.0.get(&at.0.checked_sub(TEXT)?).cloned().map(AnyRow::from)
-    }
+/// Code that consists of `call *%rax`, so that return addresses are TEXT+2, +4, +6, ..., with rows for some offsets.
+pub(super) fn calls(rows: impl IntoIterator<Item = (u64, Row)>) -> Text {
+    let code = Text { without_bytes: MADE_AT_RUN_TIME, ..Text::new(TEXT, [0xff, 0xd0].repeat(256)) };
+    rows.into_iter().fold(code, |code, (at, row)| code.row_at(at, row))
 }
 
 pub(super) fn row(cfa: Cfa, columns: &[(usize, Column)]) -> Row {
@@ -75,8 +54,6 @@ impl Case {
         stack_top: Option<u64>,
         stack_limit: Option<u64>,
     ) -> (Vec<u64>, Vec<Method>, WalkResult) {
-        let rows = Rows(self.rows.iter().cloned().collect());
-        let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };
         registers.gpr[RSP] = STACK;
         for &(register, value) in &self.registers {
@@ -86,16 +63,10 @@ impl Case {
             }
         }
         let sp = registers.gpr[RSP];
-        let base = if (STACK..STACK + bytes.len() as u64).contains(&sp) { STACK } else { sp };
-        let input = Input {
-            stack_top: stack_top.map(Avma),
-            stack_limit: stack_limit.map(Avma),
-            max_depth: 16,
-            ..Input::new(StackBytes { base: Avma(base), bytes: &bytes }, &rows)
-        };
-        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let walked = unwinder.walk(how, &registers, &input, &mut out);
-        (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), out.methods, walked)
+        let is_copied = (STACK..STACK + 8 * self.words.len() as u64).contains(&sp);
+        let limits = (stack_top.map(Avma), stack_limit.map(Avma));
+        let base = if is_copied { STACK } else { sp };
+        walk_from(&calls(self.rows.clone()), how, &registers, base, &self.words, limits)
     }
 
     #[track_caller]
@@ -190,6 +161,23 @@ fn interrupted_code_is_no_call_and_has_all_its_registers() {
         registers: vec![],
     };
     case.check(&[0, 9, 31, 39], StackEnd::Root);
+}
+
+/// The frames of a walk, relative to TEXT, with words from `base` on; `limits` are the stack's top and end.
+fn walk_from(
+    code: &dyn Code,
+    how: UnwindMethod,
+    registers: &X86_64,
+    base: u64,
+    words: &[u64],
+    (stack_top, stack_limit): (Option<Avma>, Option<Avma>),
+) -> (Vec<u64>, Vec<Method>, WalkResult) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let stack = StackBytes { base: Avma(base), bytes: &bytes };
+    let input = Input { stack_top, stack_limit, max_depth: 16, ..Input::new(stack, code) };
+    let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
+    let walked = unwinder.walk(how, registers, &input, &mut out);
+    (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), out.methods, walked)
 }
 
 /// A signal frame: rsp and the return address at these words from the stack pointer.
@@ -293,67 +281,34 @@ fn the_stack_pointer_must_rise() {
     }
 }
 
-/// Functions without rows, except the two callers: `f` at +40, which nothing leads out of, is called from +00
-/// through a jump at +50; `h` at +60 from +05. +0a calls through a register.
-struct Calls;
-
-impl Calls {
-    const CODE: [u8; 0x70] = {
-        let mut code = [0xf4; 0x70];
-        let text: [(usize, &[u8]); 6] = [
-            (0x00, &[0xe8, 0x4b, 0, 0, 0]),                // call +50
-            (0x05, &[0xe8, 0x56, 0, 0, 0]),                // call +60
-            (0x0a, &[0xff, 0xd0]),                         // call *%rax
-            (0x40, &[0x53, 0x48, 0x8b, 0x67, 0x30, 0xf4]), // push %rbx; mov 0x30(%rdi),%rsp
-            (0x50, &[0xf3, 0x0f, 0x1e, 0xfa, 0xeb, 0xea]), // endbr64; jmp +40
-            (0x60, &[0xc3]),
-        ];
-        let mut piece = 0;
-        while piece < text.len() {
-            let mut at = 0;
-            while at < text[piece].1.len() {
-                code[text[piece].0 + at] = text[piece].1[at];
-                at += 1;
-            }
-            piece += 1;
-        }
-        code
+/// The frames from +45, where the walk is stuck, with these words above the stack pointer. Functions have no rows,
+/// except the two callers: `f` at +40, which nothing leads out of, is called from +00 through a jump at +50; `h` at
+/// +60 from +05. +0a calls through a register.
+fn stuck(words: &[u64]) -> (Vec<u64>, StackEnd) {
+    let code = Text {
+        functions: [0, 0x40, 0x50, 0x60].map(|at| TEXT + at..TEXT + at + 0x10).into(),
+        row_of: Some(|at| (at < 0x40).then(|| first_function().into())),
+        ..Text::new(TEXT, [0xf4; 0x70])
     };
-
-    /// The frames from +45, where the walk is stuck, with these words above the stack pointer.
-    fn walk(words: &[u64]) -> (Vec<u64>, StackEnd) {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let mut registers = X86_64 { rip: TEXT + 0x45, ..X86_64::default() };
-        registers.gpr[RSP] = STACK;
-        let input =
-            Input { max_depth: 16, ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Calls) };
-        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let walked = unwinder.walk(UnwindMethod::Auto, &registers, &input, &mut out);
-        (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), walked.ended)
-    }
-}
-
-impl Code for Calls {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        Self::CODE.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, at: Avma) -> Option<AnyRow> {
-        (at.0 < TEXT + 0x40).then(first_function).map(AnyRow::from)
-    }
-    fn function(&self, at: Avma) -> Option<Range<Avma>> {
-        let start = Avma(TEXT + [0, 0x40, 0x50, 0x60][..].iter().rev().find(|start| TEXT + **start <= at.0)?);
-        Some(start..start + 0x10)
-    }
+    let code = code.with_pieces(&[
+        (0x00, &[0xe8, 0x4b, 0, 0, 0]),                // call +50
+        (0x05, &[0xe8, 0x56, 0, 0, 0]),                // call +60
+        (0x0a, &[0xff, 0xd0]),                         // call *%rax
+        (0x40, &[0x53, 0x48, 0x8b, 0x67, 0x30, 0xf4]), // push %rbx; mov 0x30(%rdi),%rsp
+        (0x50, &[0xf3, 0x0f, 0x1e, 0xfa, 0xeb, 0xea]), // endbr64; jmp +40
+        (0x60, &[0xc3]),
+    ]);
+    let mut registers = X86_64 { rip: TEXT + 0x45, ..X86_64::default() };
+    registers.gpr[RSP] = STACK;
+    let (found, _, walked) = walk_from(&code, UnwindMethod::Auto, &registers, STACK, words, (None, None));
+    (found, walked.ended)
 }
 
 #[test]
 fn a_scan_finds_only_the_caller_of_the_stuck_function() {
     let (stale, indirect, live) = (TEXT + 0x0a, TEXT + 0x0c, TEXT + 0x05);
-    assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], StackEnd::StackScan));
-    assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], StackEnd::NoUnwindInfo));
+    assert_eq!(stuck(&[7, stale, indirect, live]), (vec![0x45, 4], StackEnd::StackScan));
+    assert_eq!(stuck(&[7, stale, indirect]), (vec![0x45], StackEnd::NoUnwindInfo));
 }
 
 #[test]
@@ -426,83 +381,41 @@ fn depth_is_limited() {
 }
 
 /// A sleeping thread: in a system call, called by a function that keeps a frame pointer, which is unknown.
-struct Asleep;
-
-impl Asleep {
-    const LEAF: u64 = 0;
-    const CALLER: u64 = 0x20;
-    const FIRST: u64 = 0x40;
-    const BYTES: [u8; 0x60] = {
-        let mut bytes = [0xcc; 0x60];
-        // syscall; ret
-        let leaf = [0x0f, 0x05, 0xc3];
-        // push %rbp; mov %rsp,%rbp; sub $0x20,%rsp; call leaf; leave; ret
-        let caller =
-            [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20, 0xe8, 0xd3, 0xff, 0xff, 0xff, 0xc9, 0xc3];
-        // call caller
-        let first = [0xe8, 0xdb, 0xff, 0xff, 0xff];
-        let mut at = 0;
-        while at < 15 {
-            if at < 3 {
-                bytes[at] = leaf[at];
-            }
-            if at < 5 {
-                bytes[Asleep::FIRST as usize + at] = first[at];
-            }
-            bytes[Asleep::CALLER as usize + at] = caller[at];
-            at += 1;
-        }
-        bytes
-    };
-    const RETURNS_TO_CALLER: u64 = Asleep::CALLER + 13;
-    const RETURNS_TO_FIRST: u64 = Asleep::FIRST + 5;
-}
-
-impl Code for Asleep {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        Asleep::BYTES.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, at: Avma) -> Option<AnyRow> {
-        match at.0.checked_sub(TEXT)? {
-            at if at < Asleep::CALLER => Some(sp_plus(8).into()),
-            at if at < Asleep::FIRST => {
-                Some(row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]).into())
-            }
-            _ => Some(first_function().into()),
-        }
-    }
-    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        let start = [Asleep::FIRST, Asleep::CALLER, Asleep::LEAF].into_iter().find(|at| TEXT + at <= pc.0)?;
-        Some(Avma(TEXT + start)..Avma(TEXT + start + 0x20))
-    }
-}
-
 #[test]
 fn an_unknown_frame_pointer_is_derived_from_instructions() {
-    let words = [TEXT + Asleep::RETURNS_TO_CALLER, 1, 2, 3, 4, 0x1234, TEXT + Asleep::RETURNS_TO_FIRST, 0, 0];
-    let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
-    let mut registers =
-        X86_64 { gpr: [UNKNOWN_REGISTER; 16], rip: TEXT + Asleep::LEAF + 2, ..X86_64::default() };
+    const CALLER: u64 = 0x20;
+    const FIRST: u64 = 0x40;
+    let code = Text {
+        functions: [0, CALLER, FIRST].map(|at| TEXT + at..TEXT + at + 0x20).into(),
+        row_of: Some(|at| match at {
+            ..CALLER => Some(sp_plus(8).into()),
+            ..FIRST => Some(row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]).into()),
+            _ => Some(first_function().into()),
+        }),
+        ..Text::new(TEXT, [0xcc; 0x60])
+    };
+    let code = code.with_pieces(&[
+        // syscall; ret
+        (0, &[0x0f, 0x05, 0xc3]),
+        // push %rbp; mov %rsp,%rbp; sub $0x20,%rsp; call +00; leave; ret
+        (CALLER, &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20, 0xe8, 0xd3, 0xff, 0xff, 0xff, 0xc9, 0xc3]),
+        // call +20
+        (FIRST, &[0xe8, 0xdb, 0xff, 0xff, 0xff]),
+    ]);
+    let words = [TEXT + CALLER + 13, 1, 2, 3, 4, 0x1234, TEXT + FIRST + 5, 0, 0];
+    let mut registers = X86_64 { gpr: [UNKNOWN_REGISTER; 16], rip: TEXT + 2, ..X86_64::default() };
     registers.gpr[RSP] = STACK;
-    let input =
-        Input { max_depth: 16, ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Asleep) };
-    let mut out = Frames::default();
-    let walked = Unwinder::default().walk(UnwindMethod::Auto, &registers, &input, &mut out);
-    let found: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
-    assert_eq!(found, [2, Asleep::RETURNS_TO_CALLER - 1, Asleep::RETURNS_TO_FIRST - 1]);
+    let (found, _, walked) = walk_from(&code, UnwindMethod::Auto, &registers, STACK, &words, (None, None));
+    assert_eq!(found, [2, CALLER + 12, FIRST + 4]);
     assert_eq!(walked.ended, StackEnd::Root);
     // A known one is used.
     registers.gpr[RBP] = STACK + 8;
-    let mut out = Frames::default();
-    let walked = Unwinder::default().walk(UnwindMethod::Cfi, &registers, &input, &mut out);
-    assert_eq!((out.addresses.len(), walked.ended), (2, StackEnd::BrokenFrameChain));
+    let (found, _, walked) = walk_from(&code, UnwindMethod::Cfi, &registers, STACK, &words, (None, None));
+    assert_eq!((found.len(), walked.ended), (2, StackEnd::BrokenFrameChain));
 }
 
 /// V8's code from TEXT+100 to TEXT+200, which consists of calls; with a count of requests at TEXT+110.
-struct OfV8(Rows, std::cell::Cell<u32>);
+struct OfV8(Text, std::cell::Cell<u32>);
 
 impl Code for OfV8 {
     fn is_code(&self, at: Avma) -> bool {
@@ -528,7 +441,7 @@ fn code_of_v8_is_followed_only_for_frames_without_a_marker() {
     let mut asked = Vec::new();
     // Function and context; the type of a non-JavaScript frame; neither.
     for (below, is_marked) in [([TAGGED, TAGGED], true), ([7, KIND], true), ([TAGGED, TAGGED + 1], false)] {
-        let code = OfV8(Rows([(0, sp_plus(8)), (19, first_function())].into()), std::cell::Cell::new(0));
+        let code = OfV8(calls([(0, sp_plus(8)), (19, first_function())]), std::cell::Cell::new(0));
         let words = [TEXT + 110, below[0], below[1], 0, TEXT + 20, 0, 0];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: TEXT, ..X86_64::default() };

@@ -2,41 +2,24 @@
 
 use super::*;
 
-/// A function at +10 without rows that keeps a record and never returns: push %rbp; lea (%rsp),%rbp; call *%rax;
+/// At +10 is a function without rows that keeps a record and never returns: push %rbp; lea (%rsp),%rbp; call *%rax;
 /// jmp.
-struct Endless(Rows, [u8; 0x40]);
-
-impl Code for Endless {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.1.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn row(&self, at: Avma) -> Option<AnyRow> {
-        self.0.row(at)
-    }
-}
-
 #[test]
 fn a_record_is_certain_if_the_call_leads_to_the_function_that_keeps_it() {
     let walk = |call: &[u8]| {
         let returned = call.len() as u64;
-        let mut code = [0xf4; 0x40];
-        code[..call.len()].copy_from_slice(call);
-        code[0x10..0x19].copy_from_slice(&[0x55, 0x48, 0x8d, 0x2c, 0x24, 0xff, 0xd0, 0xeb, 0xfc]);
-        let program = Endless(Rows([(0x30, sp_plus(8)), (returned - 1, first_function())].into()), code);
+        let code =
+            Text::new(TEXT, [0xf4; 0x40]).row_at(0x30, sp_plus(8)).row_at(returned - 1, first_function());
+        let code =
+            code.with_pieces(&[(0, call), (0x10, &[0x55, 0x48, 0x8d, 0x2c, 0x24, 0xff, 0xd0, 0xeb, 0xfc])]);
         // Above the return address is the caller's frame.
         let words = [TEXT + 0x17, STACK + 64, TEXT + returned, 0, TEXT + 0x10];
-        let bytes: Vec<u8> = words.map(u64::to_le_bytes).concat();
         let mut registers = X86_64 { rip: TEXT + 0x30, ..X86_64::default() };
         (registers.gpr[RSP], registers.gpr[RBP]) = (STACK, STACK + 8);
         registers.gpr[3] = TEXT + 0x10;
-        let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input { max_depth: 8, ..Input::new(stack, &program) };
-        let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let walked = unwinder.walk(UnwindMethod::Auto, &registers, &input, &mut out);
-        (out.methods.last().copied(), walked.ended)
+        let (_, methods, walked) =
+            walk_from(&code, UnwindMethod::Auto, &registers, STACK, &words, (None, None));
+        (methods.last().copied(), walked.ended)
     };
     let check = |call: &[u8], ended| assert_eq!(walk(call), (Some(Method::FramePointer), ended), "{call:x?}");
     // call +10; mov 8(%rsp),%rax; call *%rax; nop; call *%rbx
