@@ -5,6 +5,8 @@
 
 #[path = "../support/folded.rs"]
 mod folded;
+#[path = "../support/pass_on.rs"]
+mod pass_on;
 #[path = "../support/seeds.rs"]
 mod seeds;
 #[path = "../support/sim_kernel/mod.rs"]

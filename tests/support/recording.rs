@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::folded;
-use stackprof::addr::Avma;
+use crate::pass_on::pass_on;
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
@@ -15,7 +15,7 @@ use stackprof::recording::timeline::DEFAULT_MEMORY_BYTES;
 use stackprof::recording::{Frame, Recording};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
-use stackprof::sources::{Capture, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus};
+use stackprof::sources::{Capture, Fault, Observed, Target, TargetEvent, ThreadId};
 use stackprof::symbol::{self, Names};
 use stackprof::trie::FrameId;
 use stackprof::walk::UnwindMethod;
@@ -338,9 +338,7 @@ impl<'a> Watched<'a> {
 }
 
 impl Observed for Watched<'_> {
-    fn process(&self) -> &Process {
-        self.target.process()
-    }
+    pass_on! { target: process }
 
     fn inner(&mut self) -> Option<&mut dyn Observed> {
         Some(self.target)
@@ -348,13 +346,7 @@ impl Observed for Watched<'_> {
 }
 
 impl Target for Watched<'_> {
-    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
-        self.target.threads(out);
-    }
-
-    fn poll(&mut self, thread: ThreadId) -> std::result::Result<ThreadStatus, Fault> {
-        self.target.poll(thread)
-    }
+    pass_on! { target: threads poll waits_at }
 
     fn interrupt(
         &mut self,
@@ -374,9 +366,5 @@ impl Target for Watched<'_> {
             Some(instead) => instead,
             None => self.target.next(until_ns, capture),
         }
-    }
-
-    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
-        self.target.waits_at(thread)
     }
 }

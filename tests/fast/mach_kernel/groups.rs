@@ -1,22 +1,20 @@
 //! Number of threads to copy in one hold of a task: pauses by the simulated kernel's cost model, for the
 //! table in docs/decisions/mach-holds-the-task.md.
 
-use stackprof::addr::Avma;
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::MachTarget;
-use stackprof::sources::{Capture, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus};
+use stackprof::sources::{Observed, Target};
 
 use super::recorded::options;
+use crate::pass_on::pass_on;
 use crate::sim_kernel::*;
 
 /// A target with stops collected in groups of another size.
 struct InGroups<'k>(MachTarget<'k>, usize);
 
 impl Observed for InGroups<'_> {
-    fn process(&self) -> &Process {
-        self.0.process()
-    }
+    pass_on! { 0: process }
 
     fn inner(&mut self) -> Option<&mut dyn Observed> {
         Some(&mut self.0)
@@ -24,24 +22,10 @@ impl Observed for InGroups<'_> {
 }
 
 impl Target for InGroups<'_> {
-    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
-        self.0.threads(out);
-    }
-
-    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
-        self.0.poll(thread)
-    }
+    pass_on! { 0: threads poll interrupt next }
 
     fn stops_at_once(&self) -> usize {
         self.1
-    }
-
-    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep: bool) -> Result<(), Fault> {
-        self.0.interrupt(thread, stack_bytes, keep)
-    }
-
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
-        self.0.next(until_ns, capture)
     }
 }
 

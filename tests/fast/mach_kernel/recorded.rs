@@ -11,25 +11,13 @@ use stackprof::symbol;
 use stackprof::trie::FrameId;
 
 use crate::folded;
+use crate::sampler::recording;
 use crate::sim_kernel::{MS, SimKernel, Truth, World};
 
 pub const HZ: u32 = 1000;
 
 pub fn options(for_ms: u64) -> Options {
-    Options {
-        timeline_bytes: 0,
-        linger_ns: 0,
-        block_age_min_ns: 0,
-        max_stop: 0.02,
-        hz: HZ,
-        duration_ns: Some(for_ms * MS),
-        idle: false,
-        off_cpu: false,
-        threads: true,
-        max_depth: 8192,
-        unwind: Default::default(),
-        seed: 1,
-    }
+    Options { timeline_bytes: 0, max_stop: 0.02, duration_ns: Some(for_ms * MS), ..recording::options(HZ, 1) }
 }
 
 pub fn idle(for_ms: u64) -> Options {

@@ -6,7 +6,7 @@
 #[path = "../../support/processes.rs"]
 mod processes;
 #[path = "../../support/recording.rs"]
-mod recording;
+pub mod recording;
 
 mod budget;
 mod changes;

@@ -23,6 +23,7 @@ use stackprof::trie::FrameId;
 
 use super::recording::{check_times, options, replay_sim};
 use super::{seeded, times};
+use crate::pass_on::pass_on;
 use crate::seeds::rounds::{as_usual, seeds};
 use stackprof::sampler;
 
@@ -59,9 +60,7 @@ impl Logged {
 }
 
 impl Observed for Logged {
-    fn process(&self) -> &Process {
-        self.target.process()
-    }
+    pass_on! { target: process read_memory }
 
     fn inner(&mut self) -> Option<&mut dyn Observed> {
         Some(&mut self.target)
@@ -92,6 +91,8 @@ impl Observed for Logged {
 }
 
 impl Target for Logged {
+    pass_on! { target: interrupt waits_at }
+
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
         self.target.threads(out);
         self.found.extend(out.iter().copied());
@@ -110,10 +111,6 @@ impl Target for Logged {
             );
         }
         status
-    }
-
-    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
-        self.target.interrupt(thread, stack_bytes, keep_waiting)
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
@@ -168,10 +165,6 @@ impl Target for Logged {
             _ => {}
         }
         event
-    }
-
-    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
-        self.target.waits_at(thread)
     }
 }
 

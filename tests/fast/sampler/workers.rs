@@ -2,10 +2,10 @@
 //! clock but in no thread's, and is reported as lost.
 
 use super::*;
-use stackprof::addr::Avma;
+use crate::pass_on::pass_on;
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::sources::sim::SimTarget;
-use stackprof::sources::{Capture, Observed, Process, Target, ThreadId, ThreadStatus};
+use stackprof::sources::{Observed, Target};
 
 /// A simulated process with workers that use a fraction of a CPU.
 struct WithWorkers<'a> {
@@ -17,9 +17,7 @@ struct WithWorkers<'a> {
 const PART: u64 = 4;
 
 impl Observed for WithWorkers<'_> {
-    fn process(&self) -> &Process {
-        self.target.process()
-    }
+    pass_on! { target: process }
 
     fn inner(&mut self) -> Option<&mut dyn Observed> {
         Some(self.target)
@@ -27,29 +25,11 @@ impl Observed for WithWorkers<'_> {
 }
 
 impl Target for WithWorkers<'_> {
+    pass_on! { target: threads poll interrupt next waits_at }
+
     fn process_cpu_ns(&mut self, _process: u32) -> Option<u64> {
         let threads_ns: u64 = self.target.truth().values().sum();
         Some(threads_ns + self.clock.now_ns() / PART)
-    }
-
-    fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>) {
-        self.target.threads(out);
-    }
-
-    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
-        self.target.poll(thread)
-    }
-
-    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
-        self.target.interrupt(thread, stack_bytes, keep_waiting)
-    }
-
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
-        self.target.next(until_ns, capture)
-    }
-
-    fn waits_at(&mut self, thread: ThreadId) -> Option<(Avma, Avma)> {
-        self.target.waits_at(thread)
     }
 }
 

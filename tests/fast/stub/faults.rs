@@ -11,6 +11,7 @@ use stackprof::walk::UnwindMethod;
 use super::fake::{Fake, Fate, Kind, Manner, Wrong};
 use super::made_target::{ARM_WITHOUT_REGISTERS, CORTEX_M, X86_64};
 use super::{Rng, rounds};
+use crate::sampler::recording;
 
 /// Longest visit: ten seconds for the first answer, five for any other, thirty for all answers of a description
 /// together, two and five for detaching.
@@ -263,20 +264,8 @@ fn contradictory_descriptions_of_a_board_are_refused() {
 }
 
 fn options() -> Options {
-    Options {
-        timeline_bytes: 0,
-        linger_ns: 0,
-        hz: 200,
-        duration_ns: Some(500_000_000),
-        idle: false,
-        off_cpu: false,
-        threads: true,
-        max_depth: 64,
-        unwind: UnwindMethod::Auto,
-        seed: 1,
-        block_age_min_ns: 0,
-        max_stop: 0.5,
-    }
+    let duration_ns = Some(500_000_000);
+    Options { timeline_bytes: 0, duration_ns, max_depth: 64, max_stop: 0.5, ..recording::options(200, 1) }
 }
 
 #[test]

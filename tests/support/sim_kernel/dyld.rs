@@ -113,11 +113,6 @@ impl Dyld {
         true
     }
 
-    /// Remaining steps of the current change.
-    pub fn steps_left(&self) -> usize {
-        self.steps.len()
-    }
-
     /// Performs the next step.
     pub fn step(&mut self, memory: &mut Memory, images: &Images, ticks: u64) {
         let Some(step) = self.steps.pop_front() else { return };

@@ -144,8 +144,6 @@ pub enum Answer {
     /// A `kern_return_t`, or an errno of a BSD call. Calls that release something (a reference, memory, a
     /// suspension) fail because it is already gone: nothing is left to undo.
     Code(i32),
-    /// `task_for_pid`: success with port 0.
-    PortZero,
     /// `task_threads`: success with no threads.
     NoThreads,
     /// An empty text: a name or a path.
@@ -163,14 +161,10 @@ pub enum Happening {
     Exec,
     /// SIGKILL of the profiler: see `SimKernel::run_killed`.
     KillProfiler,
-    /// Stopped by job control, or continued.
+    /// Stopped by job control.
     Stop,
-    Continue,
     /// dyld begins its next change, performs this many steps and pauses until `hold` calls later.
-    Tear {
-        steps: usize,
-        hold: u64,
-    },
+    Tear { steps: usize, hold: u64 },
     /// dyld has another change to make now.
     Change(Op),
 }

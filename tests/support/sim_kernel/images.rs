@@ -146,10 +146,6 @@ impl Images {
         (image, number.unwrap_or_else(|| panic!("no function `{name}`")))
     }
 
-    pub fn name(&self, (image, function): FunctionRef) -> &str {
-        &self.placed[image].code.functions[function].name
-    }
-
     pub fn is_frameless(&self, (image, function): FunctionRef) -> bool {
         self.placed[image].code.functions[function].kind == Kind::Frameless
     }

@@ -253,7 +253,6 @@ impl State {
         let stopped = self.stands(task) || found.suspended_by_others > 0;
         let still_ready = at.is_held() && found.is_ready(at.ran_ns) && found.dispatched_in != self.holds;
         let run_state = match found.doing(at.ran_ns) {
-            Doing::WaitUninterruptible => 4,
             Doing::Run if still_ready => 1,
             Doing::Run if !stopped => 1,
             // A held thread waits, too: TH_SUSP is set by thread_stop alone.

@@ -11,14 +11,7 @@
 //! state     processes, time               faults, cost   what goes wrong, what calls cost
 //! mach_calls, bsd_calls   the answers     report  what is left, what really happened
 //! ```
-#![allow(
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    unused_imports,
-    clippy::unwrap_used,
-    reason = "each test needs another part"
-)]
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
 
 mod bsd_calls;
 mod code;
@@ -48,20 +41,18 @@ use stackprof::sources::mach::kernel::{
     TaskDyldInfo, TaskPort, ThreadBasicInfo, ThreadExtendedInfo, ThreadIdentifierInfo, ThreadPort,
 };
 
-pub use bsd_calls::{SIGCONT, SIGKILL, SIGSTOP, SIGTERM};
-pub use cost::{Costs, Delays, ROUND_TRIP};
+pub use bsd_calls::SIGCONT;
+pub use cost::{Costs, Delays};
 pub use dyld::Op;
 pub use faults::{
-    Answer, EACCES, EAGAIN, ECHILD, EINVAL, EIO, ENOENT, EPERM, ESRCH, FaultPlan, Happening, INVALID_DEST,
-    Method, Which, plausible_codes,
+    Answer, EINVAL, ENOENT, EPERM, ESRCH, Happening, INVALID_DEST, Method, Which, plausible_codes,
 };
-pub use ports::UREFS_PEGGED;
-pub use report::{Report, Truth};
+pub use report::Truth;
 pub use spec::*;
 pub use stack::ADDRESS_BITS;
-pub use stackprof::rng::{Rng, hash};
-pub use state::{OwnCache, Violation, ZOMBIE_PARENT, timebase};
-pub use task::{QUEUE_LABEL, system_images};
+pub use stackprof::rng::Rng;
+pub use state::{OwnCache, ZOMBIE_PARENT, timebase};
+pub use task::QUEUE_LABEL;
 pub use world::{World, busy, canned, seeded};
 
 use state::State;
@@ -191,10 +182,7 @@ fn kern<T>(result: Result<T, i32>) -> Kern<T> {
 
 impl MachKernel for SimKernel {
     fn task_for_pid(&self, pid: i32) -> Kern<TaskPort> {
-        self.mach(Method::TaskForPid, |state, planned| match planned {
-            Some(Answer::PortZero) => Ok(TaskPort(0)),
-            _ => state.task_for_pid(pid),
-        })
+        self.mach(Method::TaskForPid, |state, _| state.task_for_pid(pid))
     }
     fn pid_for_task(&self, task: TaskPort) -> Kern<i32> {
         self.mach(Method::PidForTask, |state, _| state.pid_for_task(task))

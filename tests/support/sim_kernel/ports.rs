@@ -89,10 +89,6 @@ impl Names {
         self.entries.iter().map(|(name, entry)| (*name, *entry))
     }
 
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
     /// Handles the client's death.
     pub fn clear(&mut self) {
         *self = Names { peak: self.peak, ..Names::default() };

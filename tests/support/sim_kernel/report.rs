@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use stackprof::live::Live;
 
-use super::faults::{Answer, Happening, Method, Which};
+use super::faults::Method;
 use super::images::Placed;
 use super::state::{State, Violation};
 use super::{ProfilerKilled, SimKernel};
@@ -145,16 +145,6 @@ impl SimKernel {
         self.state.borrow().now_ns
     }
 
-    /// Names that the client has now.
-    pub fn names(&self) -> usize {
-        self.state.borrow().names.len()
-    }
-
-    /// Arrays that the client has now.
-    pub fn arrays(&self) -> usize {
-        self.state.borrow().placed.len()
-    }
-
     /// Lets time pass without a call.
     pub fn pass(&self, ns: u64) {
         self.state.borrow_mut().pass(ns);
@@ -180,20 +170,6 @@ impl SimKernel {
         state.delays.iter().filter(|(at_ns, ns)| at_ns + ns > from_ns).map(|(_, ns)| ns).sum()
     }
 
-    /// Makes an event happen in the first process now.
-    pub fn happen(&self, what: Happening) {
-        self.state.borrow_mut().happen(what);
-    }
-
-    /// Plans a result from now on.
-    pub fn plan(&self, which: Which, answer: Answer) {
-        self.state.borrow_mut().faults.answers.push((which, answer));
-    }
-
-    pub fn plan_happening(&self, before_call: u64, what: Happening) {
-        self.state.borrow_mut().faults.happenings.push((before_call, what));
-    }
-
     /// How often a known process got a signal.
     pub fn signals(&self, pid: i32, signal: i32) -> u64 {
         let state = self.state.borrow();
@@ -210,11 +186,6 @@ impl SimKernel {
         let state = self.state.borrow();
         let task = state.procs.get(&pid).and_then(|proc| proc.task);
         task.is_some_and(|task| state.stands(task))
-    }
-
-    /// Kills the client now.
-    pub fn kill_profiler(&self) {
-        self.state.borrow_mut().kill_client();
     }
 
     /// Runs a client that a plan kills ([`Happening::KillProfiler`]); `None` if it was killed.
@@ -287,13 +258,5 @@ impl SimKernel {
     /// Address of dyld_all_image_infos in the newest task.
     pub fn all_image_infos(&self) -> u64 {
         self.state.borrow().tasks.last().expect("a task").dyld.registered
-    }
-
-    /// Address of a function in the newest task.
-    pub fn address(&self, function: &str) -> u64 {
-        let state = self.state.borrow();
-        let images = &state.tasks.last().expect("a task").images;
-        let (image, number) = images.function(function);
-        images.placed[image].base + images.placed[image].code.functions[number].range.start
     }
 }

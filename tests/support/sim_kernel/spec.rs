@@ -92,11 +92,6 @@ impl SimImage {
         self.unload_ns = unload_ns;
         self
     }
-    #[must_use]
-    pub fn symbols(mut self, symbols: Symbols) -> SimImage {
-        self.symbols = symbols;
-        self
-    }
     /// Writes its file to `directory`, and uses that path.
     #[must_use]
     pub fn on_disk(mut self, directory: &Path) -> SimImage {
@@ -121,8 +116,6 @@ pub enum Doing {
     Run,
     /// TH_STATE_WAITING.
     Wait,
-    /// TH_STATE_UNINTERRUPTIBLE.
-    WaitUninterruptible,
 }
 
 /// A phase of a thread: functions from the leaf outward, without those that start threads (they are added).
@@ -225,10 +218,6 @@ impl SimThread {
         self.phase(Doing::Wait, ns, stack)
     }
     #[must_use]
-    pub fn wait_uninterruptible(self, ns: u64, stack: &[&str]) -> SimThread {
-        self.phase(Doing::WaitUninterruptible, ns, stack)
-    }
-    #[must_use]
     pub fn during(mut self, start_ns: u64, end_ns: Option<u64>) -> SimThread {
         self.start_ns = start_ns;
         self.end_ns = end_ns;
@@ -240,11 +229,6 @@ impl SimThread {
         self
     }
     #[must_use]
-    pub fn swift(mut self) -> SimThread {
-        self.swift = true;
-        self
-    }
-    #[must_use]
     pub fn suspended_by_others(mut self, count: i32) -> SimThread {
         self.suspended_by_others = count;
         self
@@ -252,11 +236,6 @@ impl SimThread {
     #[must_use]
     pub fn turns(mut self, of: u64, place: u64, slice_ns: u64) -> SimThread {
         self.turns = Some(Turns { of, place, slice_ns });
-        self
-    }
-    #[must_use]
-    pub fn locals(mut self, bytes: u64) -> SimThread {
-        self.locals = bytes;
         self
     }
 }

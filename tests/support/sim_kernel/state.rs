@@ -342,9 +342,9 @@ impl State {
         match what {
             Happening::Exit(wait_status) => self.exit(pid, wait_status),
             Happening::Exec => self.exec(pid),
-            Happening::Stop | Happening::Continue => {
+            Happening::Stop => {
                 if let Some(proc) = self.procs.get_mut(&pid) {
-                    proc.stopped = what == Happening::Stop;
+                    proc.stopped = true;
                 }
             }
             Happening::ThreadEnds(place) => {

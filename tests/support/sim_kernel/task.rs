@@ -2,7 +2,7 @@
 
 use super::dyld::{Dyld, Op};
 use super::images::{Images, Plan};
-use super::memory::{At, Memory, READ_EXECUTE, READ_WRITE};
+use super::memory::{At, Memory, READ_WRITE};
 use super::spec::{Birth, CpuTimes, Doing, FROM_START, Role, SimImage, SimProcess, SimProgram, Startup};
 use super::stack::{self, Made, Wanted};
 use super::thread::{StackPlace, Stretch, Thread};
@@ -382,9 +382,4 @@ fn parts(thread: &Thread, page: u64) -> Vec<At> {
         parts.push(at(low, end, READ_WRITE));
     }
     parts
-}
-
-/// Whether a region may contain code.
-pub fn is_code(region: &At) -> bool {
-    region.protection == READ_EXECUTE
 }

@@ -93,12 +93,6 @@ impl World {
         self.costs = costs;
         self
     }
-    /// Makes waits end on time.
-    #[must_use]
-    pub fn with_no_overshoot(mut self) -> World {
-        self.overshoot_ns = 0;
-        self
-    }
     /// Any other change.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut World)) -> World {
