@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Fuzzes what reads bytes of targets and files: builds the targets of tests/fuzz with
-# cargo-fuzz (installed if missing) and runs each for SECONDS on one core, at low priority.
+# Fuzzes what reads bytes of targets and files: builds tests/fuzz with cargo-fuzz (installed if missing)
+# and runs each target of tests/support/hostile.rs for SECONDS on one core, at low priority.
 #
 #   scripts/fuzz.sh [SECONDS] [TARGET...]       default: 180 seconds, all targets
 #
 # Prints runs, edges covered and what was found; exits 1 if anything was. The inputs that
 # found something are in tests/fuzz/target/artifacts, the corpus that grows from run to run
-# in tests/fuzz/target/corpus. Seeds are made here, by `cc` and, where they are installed,
+# in tests/fuzz/target/corpus. Seeds that tools write are made here, by `cc` and, where they are installed,
 # clang-19, ld64.lld-19, xz and zstd. cargo-fuzz needs flags of the nightly compiler:
 # RUSTC_BOOTSTRAP lets a stable one take them.
 set -euo pipefail
@@ -17,18 +17,15 @@ cd "$(dirname "$0")/.."
 seconds=${1:-180}
 shift || true
 fuzz=tests/fuzz
-mapfile -t all < <(sed -n 's|^path = "fuzz_targets/\(.*\)\.rs"|\1|p' $fuzz/Cargo.toml)
-only=()
+mapfile -t all < <(sed -n 's|^    ("\([a-z_]*\)", &\[.*|\1|p' tests/support/hostile.rs)
 if (($# > 0)); then all=("$@"); fi
-# Without a name, cargo-fuzz builds all.
-if (($# == 1)); then only=("$1"); fi
 
 if ! cargo fuzz --version >/dev/null 2>&1; then
     cargo install --locked cargo-fuzz
 fi
 host=$(rustc -vV | sed -n 's/^host: //p')
 export RUSTC_BOOTSTRAP=1
-cargo fuzz build --fuzz-dir $fuzz --target "$host" "${only[@]}"
+cargo fuzz build --fuzz-dir $fuzz --target "$host" hostile
 corpus=$fuzz/target/corpus artifacts=$fuzz/target/artifacts
 mkdir -p "$artifacts"
 for target in "${all[@]}"; do mkdir -p "$corpus/$target"; done
@@ -81,28 +78,6 @@ C
         { printf '\1' && zstd -qc "$place/a.c"; } >"$place/zstd"
         put unpack "$place/zstd"
     fi
-    # shellcheck disable=SC2016 # packets begin with that
-    printf '+$qSupported:multiprocess+#c6$T02thread:p1.1;threads:1,2;#00%%Stop:T0006:0*,;#00' >"$place/packet"
-    put gdb_packet "$place/packet"
-    {
-        printf '\177<target><architecture>aarch64</architecture><xi:include href="a.xml"/></target>'
-        printf '<feature><reg name="x0" bitsize="64" regnum="3"/><reg name="sp" bitsize="64" offset="8"/></feature>'
-    } >"$place/xml"
-    put gdb_target_xml "$place/xml"
-    printf '1000 10 f\n1008 8 LazyCompile:*g /a.js:1\nx\n' >"$place/map"
-    put perf_map "$place/map"
-    {
-        printf 'DTiJ\1\0\0\0\50\0\0\0' && head -c 28 /dev/zero
-        printf '\0\0\0\0\72\0\0\0' && head -c 8 /dev/zero
-        head -c 16 /dev/zero && printf '\0\20\0\0\0\0\0\0\20\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0f\0'
-    } >"$place/dump"
-    put jitdump "$place/dump"
-    printf 'GET /token/profile.json HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n' >"$place/get"
-    printf 'POST /token/symbolicate/v5 HTTP/1.1\r\nHost: localhost:80\r\nContent-Length: 11\r\n\r\n{"jobs":[]}' >"$place/post"
-    put http_request "$place/get" "$place/post"
-    printf '_ZNSt6vectorIiSaIiEE9push_backERKi' >"$place/cpp"
-    printf '_RNvMsr_NtCs3ssYzQotkvD_3std4pathNtB5_7PathBuf3newCs15kBYyAo9fc_7mycrate' >"$place/rust"
-    put names "$place/cpp" "$place/rust"
     rm -r "$place"
 }
 
@@ -120,7 +95,8 @@ for target in "${all[@]}"; do
     log=$fuzz/target/$target.log
     before=$(find "$artifacts" -name "$target-*" | wc -l)
     # A finding ends libFuzzer with an error, which the last column tells.
-    nice -n 15 "$fuzz/target/$host/release/$target" "$corpus/$target" -artifact_prefix="$artifacts/$target-" \
+    STACKPROF_FUZZ_TARGET=$target STACKPROF_FUZZ_CORPUS=$corpus/$target \
+        nice -n 15 "$fuzz/target/$host/release/hostile" "$corpus/$target" -artifact_prefix="$artifacts/$target-" \
         -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
         >"$log" 2>&1 </dev/null || true
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")

@@ -522,6 +522,36 @@ fn every_symbol_covers_its_own_bytes() {
     }
 }
 
+/// What scripts/fuzz.sh runs for minutes, from its seeds.
+#[test]
+fn every_reader_bears_damaged_input() {
+    for (name, sound, run) in crate::targets::TARGETS {
+        let mut seeds: Vec<Vec<u8>> = sound.iter().map(|seed| seed.to_vec()).collect();
+        match name {
+            "debuglink" => seeds.push(library().repeat(2)),
+            "dwarf" | "elf" | "symtab" => seeds.push(library()),
+            "macho" | "unwind_info" => seeds.push(program().build()),
+            _ => {}
+        }
+        seeds.iter().for_each(|seed| run(seed));
+        for_each_seed(&format!("every_reader_bears_damaged_input # {name}"), 300, |random| {
+            let mut bytes: Vec<u8> = match random.below(seeds.len() + 1) {
+                0 => (0..4 + random.below(300)).map(|_| random.next() as u8).collect(),
+                seed => seeds[seed - 1].clone(),
+            };
+            for _ in 0..1 + random.below(4) {
+                let at = random.below(bytes.len());
+                match random.below(4) {
+                    0 => bytes.truncate(at.max(1)),
+                    1 => bytes[at] = [0, 0xff, 0x7f, 0x80][random.below(4)],
+                    _ => bytes[at] ^= 1 << random.below(8),
+                }
+            }
+            run(&bytes);
+        });
+    }
+}
+
 /// Names assembled from fragments of both manglings, with references to themselves.
 #[test]
 fn arbitrary_mangled_names_are_harmless() {

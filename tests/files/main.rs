@@ -8,6 +8,9 @@
 mod seeds;
 #[path = "../support/skip.rs"]
 mod skip;
+#[cfg(target_os = "linux")]
+#[path = "../support/hostile.rs"]
+mod targets;
 
 mod debug_files;
 mod debug_map;
