@@ -282,7 +282,7 @@ fn in_container(calls: &str, more: &str) -> Command {
     stackprof_by(if calls.is_empty() { &filtered[3..] } else { &filtered })
 }
 
-/// The rows that `scripts/measure/rights.py` prints show every combination; here is one of each kind of answer.
+/// One of each kind of answer in the table of docs/linux.md.
 #[test]
 fn containers_give_a_profile_or_the_true_cause() {
     if !sampled() || !crate::support::is_root() {
