@@ -13,7 +13,7 @@ use object::{Object, ObjectSection, ObjectSegment};
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row};
-use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, RealClock};
 use stackprof::images::Images;
 use stackprof::sources::{Capture, Fault, Observed, StopOutcome, Target, TargetEvent, linux};
@@ -78,12 +78,13 @@ pub(super) fn own() -> Program {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [range, flags, offset, _, inode, path] = fields[..] else { return None };
         let (start, end) = range.split_once('-')?;
-        (flags.contains('x') && path.starts_with('/')).then(|| Mapping {
-            avma: Avma(number(start))..Avma(number(end)),
-            file_offset: number(offset),
-            path: path.to_owned(),
-            kind: MappingKind::File,
-            identity: (1, inode.parse().unwrap()),
+        (flags.contains('x') && path.starts_with('/')).then(|| {
+            Mapping::of_file(
+                Avma(number(start))..Avma(number(end)),
+                number(offset),
+                path,
+                (1, inode.parse().unwrap()),
+            )
         })
     };
     let mappings: Vec<Mapping> = maps.lines().filter_map(mapping).collect();

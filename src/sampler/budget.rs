@@ -345,7 +345,7 @@ mod jit_budget_tests {
     use super::*;
     use crate::addr::Avma;
     use crate::arch::{Arch, Registers, X86_64};
-    use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+    use crate::binary::{ImageBytes, Mapping, OpenError};
     use crate::clock::FakeClock;
     use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
     use crate::walk::{Frames, StackEnd, UnwindMethod};
@@ -363,13 +363,7 @@ mod jit_budget_tests {
         }
         fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
             out.clear();
-            out.push(Mapping {
-                avma: Avma(START)..Avma(START + BYTES),
-                file_offset: 0,
-                path: String::new(),
-                kind: MappingKind::Anonymous,
-                identity: (0, 0),
-            });
+            out.push(Mapping::anonymous(Avma(START)..Avma(START + BYTES)));
             Ok(())
         }
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {

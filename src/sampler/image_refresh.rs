@@ -264,12 +264,13 @@ mod tests {
             self.now_ns.set(self.now_ns.get() + 1_000_000);
             self.files += 1;
             out.clear();
-            out.extend((1..=self.files).map(|file| Mapping {
-                avma: Avma(file << 20)..Avma((file << 20) + 0x1000),
-                file_offset: 0,
-                path: format!("/lib/{file}.so"),
-                kind: MappingKind::File,
-                identity: (1, file),
+            out.extend((1..=self.files).map(|file| {
+                Mapping::of_file(
+                    Avma(file << 20)..Avma((file << 20) + 0x1000),
+                    0,
+                    format!("/lib/{file}.so"),
+                    (1, file),
+                )
             }));
             Ok(())
         }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::addr::{Avma, Svma};
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
+use crate::binary::{Files, ImageBytes, Mapping};
 use crate::disassembly::{self, Listing};
 use crate::images::Image;
 use crate::profile::formats::firefox::libraries::{Libraries, Library};
@@ -282,13 +282,7 @@ pub fn open(library: &Library, files: &dyn Files) -> Result<OpenedImage, String>
         return Err(format!("{path}: the profile has no build id of it; link with --build-id"));
     }
     let bytes = files.open(path).map_err(|why| format!("{path}: {why}"))?;
-    let mapping = Mapping {
-        avma: Avma(0)..Avma(u64::MAX),
-        file_offset: 0,
-        path: path.clone(),
-        kind: MappingKind::File,
-        identity: (0, 0),
-    };
+    let mapping = Mapping::of_file(Avma(0)..Avma(u64::MAX), 0, path.clone(), (0, 0));
     let image = Image::open(&mapping, Ok(bytes.clone()));
     if let Some(problem) = image.problem() {
         return Err(format!("{path}: {problem}"));

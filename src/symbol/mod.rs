@@ -240,13 +240,7 @@ fn sorted_addresses(frames: impl Iterator<Item = (FrameId, Frame)>, images: &Ima
 /// Names stated addresses of one file, in any order, with functions outermost first.
 #[must_use]
 pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options: &Options<'_>) -> ImageNames {
-    let mapping = Mapping {
-        avma: Avma(0)..Avma(u64::MAX),
-        file_offset: 0,
-        path: path.to_owned(),
-        kind: MappingKind::File,
-        identity: (0, 0),
-    };
+    let mapping = Mapping::of_file(Avma(0)..Avma(u64::MAX), 0, path, (0, 0));
     let image = Image::open(&mapping, Ok(bytes));
     let mut wanted = addresses.to_vec();
     wanted.sort_unstable();

@@ -16,13 +16,12 @@ fn mapping(bytes: &ImageBytes, path: &str, inode: u64, base: u64) -> Mapping {
     let elf = crate::binary::elf::Elf::parse(bytes.bytes()).unwrap();
     let code = elf.segments.iter().find(|segment| segment.executable).unwrap();
     assert_eq!(code.file.start, code.svma.0);
-    Mapping {
-        avma: Avma(base + code.file.start)..Avma(base + code.file.end),
-        file_offset: code.file.start,
-        path: path.to_string(),
-        kind: MappingKind::File,
-        identity: (8, inode),
-    }
+    Mapping::of_file(
+        Avma(base + code.file.start)..Avma(base + code.file.end),
+        code.file.start,
+        path,
+        (8, inode),
+    )
 }
 
 fn code(space: u32, address: u64) -> Frame {
@@ -382,13 +381,7 @@ impl Files for WithMap {
 
 #[test]
 fn a_jit_map_names_code_of_the_last_program_only() {
-    let anonymous = |start: u64, end: u64| Mapping {
-        avma: Avma(start)..Avma(end),
-        file_offset: 0,
-        path: String::new(),
-        kind: MappingKind::Anonymous,
-        identity: (0, 0),
-    };
+    let anonymous = |start: u64, end: u64| Mapping::anonymous(Avma(start)..Avma(end));
     let mut library = anonymous(0x5000, 0x6000);
     (library.path, library.kind, library.identity) = ("/lib/a.so".to_owned(), MappingKind::File, (8, 1));
     let mut images = Images::default();

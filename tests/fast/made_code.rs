@@ -3,7 +3,7 @@
 
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
-use stackprof::binary::{Mapping, MappingKind, OpenError};
+use stackprof::binary::{Mapping, OpenError};
 use stackprof::images::{CodeMemory, Images, JitCode, KEPT_NS, TargetCode};
 use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder, WalkResult};
 
@@ -28,13 +28,7 @@ struct Process {
 
 impl Process {
     fn new() -> Process {
-        let mapping = Mapping {
-            avma: Avma(START)..Avma(START + BYTES as u64),
-            file_offset: 0,
-            path: String::new(),
-            kind: MappingKind::Anonymous,
-            identity: (0, 0),
-        };
+        let mapping = Mapping::anonymous(Avma(START)..Avma(START + BYTES as u64));
         let (mut images, mut jit) = (Images::default(), JitCode::default());
         let mappings = [mapping];
         images.update(0, &mappings, &mut |_| Err(OpenError::Anonymous));

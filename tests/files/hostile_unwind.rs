@@ -10,7 +10,7 @@ use object::{Object, ObjectSection};
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::frame_rule::AnyRow;
-use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::images::ImageView;
 use stackprof::images::Images;
 use stackprof::walk::{self, Code, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
@@ -88,13 +88,7 @@ fn original(bytes: Vec<u8>) -> Original {
     };
     let returns: Vec<u64> = text.clone().filter(is_call).map(|offset| avma(offset + 5)).collect();
     assert!(returns.len() > 100, "too few calls: {}", returns.len());
-    let mapping = Mapping {
-        avma: Avma(avma(start))..Avma(avma(text.end)),
-        file_offset: start as u64,
-        path: "/damaged".to_owned(),
-        kind: MappingKind::File,
-        identity: (1, 1),
-    };
+    let mapping = Mapping::of_file(Avma(avma(start))..Avma(avma(text.end)), start as u64, "/damaged", (1, 1));
     drop(file);
     Original { bytes, damaged, mapping, returns }
 }

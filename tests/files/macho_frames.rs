@@ -11,7 +11,7 @@
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers};
 use stackprof::binary::macho::{self, CPU_ARM64, MachO};
-use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::{ImageBytes, Mapping};
 use stackprof::images::Images;
 use stackprof::walk::{self, Frames, StackBytes, UnwindMethod, Unwinder};
 
@@ -59,13 +59,12 @@ fn compare(bytes: &[u8]) -> Tally {
     let mut tally = Tally::default();
     let macho = MachO::parse(bytes).unwrap();
     let entries = unwind_info(bytes).map(entries).unwrap_or_default();
-    let mapping = Mapping {
-        avma: Avma(LOADED)..Avma(LOADED + (macho.text.end - macho.text.start)),
-        file_offset: 0,
-        path: "/image".to_string(),
-        kind: MappingKind::File,
-        identity: (1, 1),
-    };
+    let mapping = Mapping::of_file(
+        Avma(LOADED)..Avma(LOADED + (macho.text.end - macho.text.start)),
+        0,
+        "/image",
+        (1, 1),
+    );
     let mut images = Images::default();
     images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
     for pair in entries.windows(2) {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use stackprof::addr::{Avma, Svma};
 use stackprof::arch::{Aarch64, Registers, X86_64};
 use stackprof::binary::macho::MachO;
-use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::{ImageBytes, Mapping};
 use stackprof::images::Images;
 use stackprof::walk::{self, Code, Frames, Input, StackBytes, UnwindMethod, Unwinder};
 
@@ -71,13 +71,12 @@ fn registers(is_arm64: bool, pc: u64, random: &mut Rng) -> Registers {
 }
 
 fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Rng) {
-    let mapping = Mapping {
-        avma: Avma(LOADED)..Avma(LOADED + 0x4000),
-        file_offset: 0,
-        path: "/usr/lib/system/libsystem_pthread.dylib".to_string(),
-        kind: MappingKind::File,
-        identity: (1, 1),
-    };
+    let mapping = Mapping::of_file(
+        Avma(LOADED)..Avma(LOADED + 0x4000),
+        0,
+        "/usr/lib/system/libsystem_pthread.dylib",
+        (1, 1),
+    );
     let mut images = Images::default();
     images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
     let code = images.of(0);
@@ -129,13 +128,7 @@ fn damaged_unwind_information_ends_walks_and_takes_little_memory() {
 fn whole_programs_have_rows_of_every_kind() {
     let _alone = memory::alone();
     for (bytes, is_arm64) in PROGRAMS.iter().zip([true, false]) {
-        let mapping = Mapping {
-            avma: Avma(LOADED)..Avma(LOADED + 0x4000),
-            file_offset: 0,
-            path: "/program".to_string(),
-            kind: MappingKind::File,
-            identity: (1, 1),
-        };
+        let mapping = Mapping::of_file(Avma(LOADED)..Avma(LOADED + 0x4000), 0, "/program", (1, 1));
         let mut images = Images::default();
         images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
         let bodies: Vec<_> = (0..0x2000).filter_map(|at| images.of(0).body(Avma(LOADED + at))).collect();

@@ -19,7 +19,7 @@ use stackprof::binary::exidx::Exidx;
 use stackprof::binary::macho::{self, CPU_ARM64, MachO, function_starts, unwind};
 use stackprof::binary::object::Object;
 use stackprof::binary::unpack::{self, Packing};
-use stackprof::binary::{Files, ImageBytes, Mapping, MappingKind, NoFiles, OpenError};
+use stackprof::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError};
 use stackprof::images::Images;
 use stackprof::profile::formats::{detect, folded, otlp, perf_script, pprof};
 use stackprof::profile::{ByName, SavedProfile};
@@ -275,13 +275,7 @@ fn images_with(text: &[u8], sections: &[(&str, &[u8])]) -> Images {
     let mut file = build::file(EM_X86_64, &placed.collect::<Vec<_>>());
     let text = &text[..text.len().min(TEXT as usize)];
     file[TEXT as usize..][..text.len()].copy_from_slice(text);
-    let mapping = Mapping {
-        avma: Avma(TEXT)..Avma(2 * TEXT),
-        file_offset: TEXT,
-        path: "/a".to_owned(),
-        kind: MappingKind::File,
-        identity: (1, 1),
-    };
+    let mapping = Mapping::of_file(Avma(TEXT)..Avma(2 * TEXT), TEXT, "/a", (1, 1));
     let mut images = Images::default();
     images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
     images

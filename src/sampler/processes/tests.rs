@@ -5,7 +5,7 @@ use super::{FIRST, *};
 use crate::addr::Avma;
 use crate::arch::{Arch, Registers, X86_64};
 use crate::binary::elf::build;
-use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{ImageBytes, Mapping, OpenError};
 use crate::clock::FakeClock;
 use crate::sampler::recorder::UNKNOWN_THREAD;
 use crate::sampler::{Options, Recorder, Sample};
@@ -28,13 +28,12 @@ impl Observed for Mapped {
     }
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         out.clear();
-        out.push(Mapping {
-            avma: Avma(self.start)..Avma(self.start + 0x1000),
-            file_offset: build::TEXT,
-            path: "/lib/libwork.so".to_owned(),
-            kind: MappingKind::File,
-            identity: (8, 1),
-        });
+        out.push(Mapping::of_file(
+            Avma(self.start)..Avma(self.start + 0x1000),
+            build::TEXT,
+            "/lib/libwork.so",
+            (8, 1),
+        ));
         Ok(())
     }
     fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {

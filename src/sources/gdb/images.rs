@@ -501,13 +501,12 @@ fn image(value: &Value) -> Option<MachImage> {
     let uuid = value["uuid"].as_str().and_then(uuid);
     // Identity of the file, as there is no device and inode.
     let low = uuid.map_or(0, |uuid| u64::from_le_bytes(std::array::from_fn(|at| uuid[at])));
-    let mapping = Mapping {
-        avma: Avma(load)..end,
-        file_offset: text["fileoff"].as_u64()?,
-        path: value["pathname"].as_str()?.to_owned(),
-        kind: MappingKind::File,
-        identity: (load, low),
-    };
+    let mapping = Mapping::of_file(
+        Avma(load)..end,
+        text["fileoff"].as_u64()?,
+        value["pathname"].as_str()?.to_owned(),
+        (load, low),
+    );
     // The high byte of a subtype has capability bits (`CPU_SUBTYPE_MASK`).
     let cpu_subtype = number(&header["cpusubtype"]) & 0x00ff_ffff;
     let wanted = ImageIdentity { uuid, cpu_type: number(&header["cputype"]), cpu_subtype };
@@ -598,13 +597,7 @@ pub(super) fn of_elf(elf: &Elf, path: &str, bias: u64, identity: (u64, u64), out
         let start = Avma(segment.svma.0.wrapping_add(bias));
         let bytes = segment.file.end - segment.file.start;
         let Some(end) = start.checked_add(bytes).filter(|end| *end > start) else { continue };
-        out.push(Mapping {
-            avma: start..end,
-            file_offset: segment.file.start,
-            path: path.to_owned(),
-            kind: MappingKind::File,
-            identity,
-        });
+        out.push(Mapping::of_file(start..end, segment.file.start, path, identity));
     }
 }
 

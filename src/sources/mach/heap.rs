@@ -24,7 +24,7 @@ use super::threads::MachClock;
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::binary::macho::{CPU_ARM64, CPU_X86_64, ImageIdentity};
-use crate::binary::{Files, FormatError, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{Files, FormatError, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::error::{self, Error, ErrorKind};
 use crate::sources::heap::directory::Directory;
@@ -138,12 +138,13 @@ impl ImageList {
     /// The code of all images.
     fn mappings(&self, out: &mut Vec<Mapping>) {
         out.clear();
-        out.extend(self.images.values().map(|image| Mapping {
-            avma: Avma(image.load)..Avma(image.load.saturating_add(image.size)),
-            file_offset: image.offset,
-            path: image.path.clone(),
-            kind: MappingKind::File,
-            identity: identity_of(&image.uuid, image.stated, image.offset),
+        out.extend(self.images.values().map(|image| {
+            Mapping::of_file(
+                Avma(image.load)..Avma(image.load.saturating_add(image.size)),
+                image.offset,
+                image.path.clone(),
+                identity_of(&image.uuid, image.stated, image.offset),
+            )
         }));
     }
 

@@ -18,7 +18,7 @@ use super::memory::Memory;
 use crate::addr::Avma;
 use crate::binary::files::{self, Files};
 use crate::binary::macho::{self, ImageIdentity};
-use crate::binary::{ImageBytes, Linkedit, Mapping, MappingKind, OpenError};
+use crate::binary::{ImageBytes, Linkedit, Mapping, OpenError};
 use crate::sources::LocalFiles;
 use crate::sources::target_file::with_local;
 
@@ -242,13 +242,9 @@ impl Jit {
             let below = above.checked_sub(1).map(|index| &dyld.images()[index]);
             below.is_none_or(|image| image.load + image.text_bytes() <= range.start)
         };
-        out.extend(self.0.iter().filter(free).map(|range| Mapping {
-            avma: Avma(range.start)..Avma(range.end),
-            file_offset: 0,
-            path: String::new(),
-            kind: MappingKind::Anonymous,
-            identity: (0, 0),
-        }));
+        out.extend(
+            self.0.iter().filter(free).map(|range| Mapping::anonymous(Avma(range.start)..Avma(range.end))),
+        );
         out.sort_by_key(|mapping| mapping.avma.start);
     }
 }

@@ -15,7 +15,7 @@ use super::stops::Hold;
 use super::threads::{self, Changes, LabelOffset, ThreadReport, Threads};
 use crate::addr::Avma;
 use crate::binary::macho::{self, MachO};
-use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{ImageBytes, Mapping, OpenError};
 use crate::sources::{Capture, ExitStatus, Fault, Process, StopOutcome, ThreadId, ThreadStatus};
 
 /// A task. Dropping it releases all rights.
@@ -119,13 +119,12 @@ impl<'k> Task<'k> {
         out.clear();
         out.extend(self.dyld.images().iter().filter_map(|image| {
             let end = image.load.checked_add(image.text_bytes())?;
-            Some(Mapping {
-                avma: Avma(image.load)..Avma(end),
-                file_offset: image.text_offset(),
-                path: image.path.clone(),
-                kind: MappingKind::File,
-                identity: image.identity(),
-            })
+            Some(Mapping::of_file(
+                Avma(image.load)..Avma(end),
+                image.text_offset(),
+                image.path.clone(),
+                image.identity(),
+            ))
         }));
         self.jit.add_to(&self.dyld, out);
     }

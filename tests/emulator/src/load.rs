@@ -12,7 +12,7 @@ use std::process::Command;
 
 use stackprof::addr::{Avma, Svma};
 use stackprof::binary::macho::MachO;
-use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::{ImageBytes, Mapping};
 
 use crate::fixtures::{Arch, run};
 
@@ -86,13 +86,7 @@ impl Image {
 
     /// The mapping of `__TEXT`, as a target reports it.
     pub fn mapping(&self, number: u64) -> Mapping {
-        Mapping {
-            avma: Avma(self.text.start)..Avma(self.text.end),
-            file_offset: 0,
-            path: self.path.display().to_string(),
-            kind: MappingKind::File,
-            identity: (1, number),
-        }
+        Mapping::of_file(Avma(self.text.start)..Avma(self.text.end), 0, self.path.display().to_string(), (1, number))
     }
 
     pub fn image_bytes(&self) -> ImageBytes {

@@ -52,6 +52,25 @@ pub struct Mapping {
     pub identity: (u64, u64),
 }
 
+impl Mapping {
+    /// A mapping of a file.
+    pub fn of_file(
+        avma: Range<Avma>,
+        file_offset: u64,
+        path: impl Into<String>,
+        identity: (u64, u64),
+    ) -> Mapping {
+        Mapping { avma, file_offset, path: path.into(), kind: MappingKind::File, identity }
+    }
+
+    /// Executable memory without a file.
+    #[must_use]
+    pub fn anonymous(avma: Range<Avma>) -> Mapping {
+        let kind = MappingKind::Anonymous;
+        Mapping { avma, file_offset: 0, path: String::new(), kind, identity: (0, 0) }
+    }
+}
+
 /// The executable of a process that was started through a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramPath {

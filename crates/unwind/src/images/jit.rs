@@ -686,13 +686,7 @@ mod tests {
 
     fn jit(bytes: u64) -> JitCode {
         let mut jit = JitCode::default();
-        let mapping = Mapping {
-            avma: Avma(START)..Avma(START + bytes),
-            file_offset: 0,
-            path: String::new(),
-            kind: MappingKind::Anonymous,
-            identity: (0, 0),
-        };
+        let mapping = Mapping::anonymous(Avma(START)..Avma(START + bytes));
         jit.update(0, &[mapping], &Images::default());
         jit
     }

@@ -5,20 +5,14 @@ use super::*;
 use crate::addr::{Avma, Svma};
 use crate::binary::macho::CPU_ARM64;
 use crate::binary::macho::build::{File, TEXT};
-use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::binary::{ImageBytes, Mapping};
 use crate::walk::Code;
 
 #[test]
 fn relative_addresses_count_from_the_text_segment() {
     let bytes = ImageBytes::new(File { entry: Some(0x1010), ..File::default() }.build());
     let load = 0x1_0480_c000;
-    let mapping = Mapping {
-        avma: Avma(load)..Avma(load + 0x4000),
-        file_offset: 0,
-        path: "/usr/local/bin/work".to_string(),
-        kind: MappingKind::File,
-        identity: (1, 2),
-    };
+    let mapping = Mapping::of_file(Avma(load)..Avma(load + 0x4000), 0, "/usr/local/bin/work", (1, 2));
     let mut images = Images::default();
     images.update(0, &[mapping], &mut |_| Ok(bytes.clone()));
     let location = images.locate(0, Avma(load + 0x1234)).unwrap();
@@ -34,12 +28,8 @@ fn relative_addresses_count_from_the_text_segment() {
 #[test]
 fn function_bounds_are_run_time_addresses_clipped_to_the_mapping() {
     let bytes = File { function_starts: vec![0x1000, 0x1800], ..File::default() }.build();
-    let mapping = |from: u64, to: u64| Mapping {
-        avma: Avma(LOADED + from)..Avma(LOADED + to),
-        file_offset: from,
-        path: "/usr/lib/libtest.dylib".to_string(),
-        kind: MappingKind::File,
-        identity: (1, 2),
+    let mapping = |from: u64, to: u64| {
+        Mapping::of_file(Avma(LOADED + from)..Avma(LOADED + to), from, "/usr/lib/libtest.dylib", (1, 2))
     };
     const LOADED: u64 = 0x1_8abc_0000;
     let mut images = Images::default();

@@ -25,23 +25,11 @@ fn mapping(path: &str, inode: u64, base: u64) -> Mapping {
     let slack = code.file.start % 4096;
     let start = base + code.svma.0 - slack;
     let length = (code.file.end - code.file.start + slack).next_multiple_of(4096);
-    Mapping {
-        avma: Avma(start)..Avma(start + length),
-        file_offset: code.file.start - slack,
-        path: path.to_string(),
-        kind: MappingKind::File,
-        identity: (8, inode),
-    }
+    Mapping::of_file(Avma(start)..Avma(start + length), code.file.start - slack, path, (8, inode))
 }
 
 fn anonymous(start: u64, end: u64) -> Mapping {
-    Mapping {
-        avma: Avma(start)..Avma(end),
-        file_offset: 0,
-        path: String::new(),
-        kind: MappingKind::Anonymous,
-        identity: (0, 0),
-    }
+    Mapping::anonymous(Avma(start)..Avma(end))
 }
 
 fn open(_: &Mapping) -> Result<ImageBytes, OpenError> {

@@ -17,8 +17,8 @@ pub(super) struct Text {
     pub(super) without_bytes: Range<u64>,
     /// Bounds of functions.
     pub(super) functions: Vec<Range<u64>>,
-    /// Bounds of functions by unwind information.
-    pub(super) described: Vec<Range<u64>>,
+    /// Bounds of the function that unwind information describes.
+    pub(super) described: Option<Range<u64>>,
     pub(super) describes_frames: bool,
     pub(super) row: Option<AnyRow>,
     pub(super) rows: BTreeMap<u64, AnyRow>,
@@ -65,7 +65,7 @@ impl Text {
 
     /// Makes all of it one function by unwind information.
     pub(super) fn described(self) -> Text {
-        Text { described: vec![self.start..self.start + self.bytes.len() as u64], ..self }
+        Text { described: Some(self.start..self.start + self.bytes.len() as u64), ..self }
     }
 
     /// Sets the row of all its addresses.
@@ -112,8 +112,8 @@ impl Text {
 }
 
 /// The range that contains an address.
-fn containing(ranges: &[Range<u64>], at: Avma) -> Option<Range<Avma>> {
-    let range = ranges.iter().find(|range| range.contains(&at.0))?;
+fn containing<'r>(ranges: impl IntoIterator<Item = &'r Range<u64>>, at: Avma) -> Option<Range<Avma>> {
+    let range = ranges.into_iter().find(|range| range.contains(&at.0))?;
     Some(Avma(range.start)..Avma(range.end))
 }
 

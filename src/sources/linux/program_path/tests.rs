@@ -163,12 +163,8 @@ fn a_replaced_program_keeps_its_name() {
 fn an_exited_process_is_identified_by_its_name() {
     let place = Place::new();
     let meta = fs::metadata(place.path("engine")).unwrap();
-    let mapping = |start: u64, path: String, identity| Mapping {
-        avma: Avma(start)..Avma(start + 0x1000),
-        file_offset: 0,
-        path,
-        kind: MappingKind::File,
-        identity,
+    let mapping = |start: u64, path: String, identity| {
+        Mapping::of_file(Avma(start)..Avma(start + 0x1000), 0, path, identity)
     };
     let mappings = [
         mapping(0x1000, place.text("engine"), (meta.dev(), meta.ino())),

@@ -5,7 +5,7 @@
 
 use crate::addr::Avma;
 use crate::arch::{Arch, X86_64};
-use crate::binary::{Mapping, MappingKind};
+use crate::binary::Mapping;
 use crate::leb128::put_unsigned;
 use crate::rng::Rng;
 
@@ -106,13 +106,8 @@ impl Image {
         let eh_frame = eh_frame(image.text_svma, &ranges);
         let starts: Vec<_> = ranges.iter().map(|(range, _)| range.clone()).collect();
         let file = images::elf(Arch::X86_64, &image, &starts, &text, &eh_frame, number);
-        let mapping = Mapping {
-            avma: at..at + text.len() as u64,
-            file_offset: image.text_offset,
-            path: image.path,
-            kind: MappingKind::File,
-            identity: (0x51, number),
-        };
+        let mapping =
+            Mapping::of_file(at..at + text.len() as u64, image.text_offset, image.path, (0x51, number));
         let first = if begins_threads { FIRST_OF_PROGRAM } else { 0 };
         Image { mapping, file, text, functions, first }
     }

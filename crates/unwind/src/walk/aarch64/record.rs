@@ -586,7 +586,8 @@ mod leaf_tests {
 
     #[test]
     fn without_code_a_link_register_into_the_same_function_is_stale() {
-        let code = Text { without_bytes: 0..u64::MAX, functions: vec![TEXT..TEXT + 0x40], ..Text::default() };
+        let functions = std::iter::once(TEXT..TEXT + 0x40).collect();
+        let code = Text { without_bytes: 0..u64::MAX, functions, ..Text::default() };
         let bytes: Vec<u8> = [0, TEXT + 0x88].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
         let input = Input { max_depth: 9, ..Input::new(stack, &code) };

@@ -32,10 +32,10 @@ const RETURN_ON_STACK: u64 = ON_STACK + 9;
 /// The code alone.
 fn code() -> Text {
     let code = Text {
-        described: vec![TEXT + ON_STACK..TEXT + ON_STACK + CALLS_ON_STACK.len() as u64],
+        described: Some(TEXT + ON_STACK..TEXT + ON_STACK + CALLS_ON_STACK.len() as u64),
         // The interrupted code is functions of 8 bytes.
         functions: (TEXT + INTERRUPTED..TEXT + FIRST).step_by(8).map(|at| at..at + 8).collect(),
-        ..Text::new(TEXT, [vec![0xff, 0xd0].repeat(0x180), vec![0; 0x100]].concat())
+        ..Text::new(TEXT, [[0xff, 0xd0].repeat(0x180), vec![0; 0x100]].concat())
     };
     // mov $15,%rax; syscall
     let trampoline = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];

@@ -333,13 +333,7 @@ mod tests {
     use crate::addr::Avma;
 
     fn mapping(path: &str, inode: u64) -> Mapping {
-        Mapping {
-            avma: Avma(0x1000 * inode)..Avma(0x1000 * inode + 0x1000),
-            file_offset: 0,
-            path: path.to_owned(),
-            kind: MappingKind::File,
-            identity: (1, inode),
-        }
+        Mapping::of_file(Avma(0x1000 * inode)..Avma(0x1000 * inode + 0x1000), 0, path, (1, inode))
     }
 
     #[test]

@@ -571,16 +571,9 @@ impl TargetMappings {
 mod images_tests {
     use super::*;
     use crate::addr::Avma;
-    use crate::binary::MappingKind;
 
     fn library(name: &str) -> Mapping {
-        Mapping {
-            avma: Avma(0x1000)..Avma(0x2000),
-            file_offset: 0,
-            path: name.to_owned(),
-            kind: MappingKind::File,
-            identity: (1, name.len() as u64),
-        }
+        Mapping::of_file(Avma(0x1000)..Avma(0x2000), 0, name, (1, name.len() as u64))
     }
 
     #[test]

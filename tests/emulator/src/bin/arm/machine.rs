@@ -10,7 +10,7 @@ use std::path::Path;
 use stackprof::addr::Avma;
 use stackprof::arch::{Arm, Registers};
 use stackprof::binary::elf::Elf;
-use stackprof::binary::{ImageBytes, Mapping, MappingKind};
+use stackprof::binary::{ImageBytes, Mapping};
 use stackprof::images::Images;
 use stackprof::walk::{self, Frames, UnwindMethod, StackBytes, Unwinder};
 use unicorn_engine::{Arch as Cpu, Mode, Prot, RegisterARM as A, Unicorn};
@@ -92,13 +92,7 @@ pub fn execute(built: &Built) -> Outcome {
     let mut images = Images::default();
     let code = elf.segments.iter().find(|segment| segment.executable).expect("code");
     let length = code.file.end - code.file.start;
-    let mapping = Mapping {
-        avma: Avma(code.svma.0)..Avma(code.svma.0 + length),
-        file_offset: code.file.start,
-        path: built.path.display().to_string(),
-        kind: MappingKind::File,
-        identity: (1, 1),
-    };
+    let mapping = Mapping::of_file(Avma(code.svma.0)..Avma(code.svma.0 + length), code.file.start, built.path.display().to_string(), (1, 1));
     images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
     let address = |wanted: &str| {
         let found = symbols.iter().find(|(_, (name, _))| name == wanted);

@@ -389,7 +389,7 @@ fn an_unknown_frame_pointer_is_derived_from_instructions() {
         functions: [0, CALLER, FIRST].map(|at| TEXT + at..TEXT + at + 0x20).into(),
         row_of: Some(|at| match at {
             ..CALLER => Some(sp_plus(8).into()),
-            ..FIRST => Some(row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]).into()),
+            CALLER..FIRST => Some(row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]).into()),
             _ => Some(first_function().into()),
         }),
         ..Text::new(TEXT, [0xcc; 0x60])
