@@ -3,12 +3,16 @@
 //!
 //! Input: the sources under src/, crates/, tests/ and benches/ as text. Every rule is a function
 //! from a path and a text to complaints, so that each one is also tried on a text that
-//! breaks it. Not a Rust parser: tokens, braces and `mod` are all it knows.
+//! breaks it. Not a Rust parser: literals, braces and `mod` are all it knows.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::LazyLock;
+
+use regex_lite::{Captures, Regex};
 
 /// Module, and the paths below `crate` that it may name; all that begin with one of them are allowed; `rng` is for tests.
 /// Each names only modules listed before it, so there is no circle. The command line may name everything, and nothing may
@@ -279,11 +283,11 @@ fn edges_not_allowed(path: &str, text: &str) -> Vec<String> {
         return vec![format!("{path}: module `{module}` is not in the table of tests/layering.rs")];
     };
     let mut complaints = Vec::new();
-    for at in tokens(text).windows(4).filter(|_| path.starts_with("src/") && path != "src/lib.rs") {
-        let first = if at[1].text == "::" { &at[2] } else { &at[1] };
-        if at[0].text == "use" && ["unwind", "profile"].contains(&first.text) {
-            complaints.push(format!("{path}:{}: name the libraries' rooms as `crate::`", first.line));
-        }
+    if path.starts_with("src/") && path != "src/lib.rs" {
+        let bare = bare(text);
+        let names = found(&bare, r"\buse (?:::)?(?:unwind|profile)\b");
+        complaints
+            .extend(names.map(|(line, ..)| format!("{path}:{line}: name the libraries' rooms as `crate::`")));
     }
     for (line, named) in crate_paths(path, text) {
         let named = room(path, named);
@@ -299,9 +303,11 @@ fn edges_not_allowed(path: &str, text: &str) -> Vec<String> {
 }
 
 fn unsafe_without_reason(path: &str, text: &str) -> Vec<String> {
-    let tokens = tokens(text);
+    if !text.contains("unsafe") {
+        return Vec::new();
+    }
     let lines: Vec<&str> = text.lines().collect();
-    let uses: Vec<usize> = tokens.iter().filter(|token| token.text == "unsafe").map(|t| t.line).collect();
+    let uses: Vec<usize> = found(&bare(text), r"\bunsafe\b").map(|(line, ..)| line).collect();
     let allows = text.contains("#![allow(unsafe_code)]");
     let mut complaints = Vec::new();
     if allows && uses.is_empty() {
@@ -316,10 +322,11 @@ fn unsafe_without_reason(path: &str, text: &str) -> Vec<String> {
         }
         // The comment stands right above the statement, which may have begun some lines before.
         let above = lines[..line - 1].iter().rev().map(|line| line.trim());
-        let mut statement = above.skip_while(|line| {
+        let statement = above.skip_while(|line| {
             !line.starts_with("//") && !line.is_empty() && !line.ends_with([';', '{', '}'])
         });
-        if !statement.any_in_comment(|line| line.contains("SAFETY:") || line.contains("# Safety")) {
+        let mut comment = statement.take_while(|line| line.starts_with("//"));
+        if !comment.any(|line| line.contains("SAFETY:") || line.contains("# Safety")) {
             complaints.push(format!("{path}:{line}: `unsafe` without a SAFETY comment above it"));
         }
     }
@@ -328,21 +335,15 @@ fn unsafe_without_reason(path: &str, text: &str) -> Vec<String> {
 
 fn system_outside_sources(path: &str, text: &str) -> Vec<String> {
     let may = path.starts_with("src/sources/") || path.starts_with(SHIM) || SYSTEM_FILES.contains(&path);
-    if may || is_test_file(path) {
+    if may || is_test_file(path) || !text.contains("target_") {
         return Vec::new();
     }
-    let is_system = |token: &&Token| matches!(token.text, "target_os" | "target_vendor") && !token.in_tests;
     // `#[cfg(all(test, target_os = ..))]` in front of a test that needs one system's files.
-    let for_a_test = |token: &Token| {
-        let line = text.lines().nth(token.line - 1).unwrap_or_default();
-        line.contains("cfg(all(test,")
-    };
-    let found = tokens(text);
-    let found = found.iter().filter(is_system).filter(|token| !for_a_test(token));
-    found
-        .map(|token| {
-            format!("{path}:{}: `{}` belongs in src/sources or {SYSTEM_FILES:?}", token.line, token.text)
-        })
+    let for_a_test =
+        |line: usize| text.lines().nth(line - 1).is_some_and(|line| line.contains("cfg(all(test,"));
+    let bare = without_tests(text);
+    let uses = found(&bare, r"\btarget_(?:os|vendor)\b").filter(|(line, ..)| !for_a_test(*line));
+    uses.map(|(line, what, _)| format!("{path}:{line}: `{what}` belongs in src/sources or {SYSTEM_FILES:?}"))
         .collect()
 }
 
@@ -350,21 +351,15 @@ fn printing_outside_cli(path: &str, text: &str) -> Vec<String> {
     if is_test_file(path) || path == "src/heap_shim/build.rs" {
         return Vec::new();
     }
-    let tokens = tokens(text);
-    let follows = |index: usize, text: &str| tokens.get(index).is_some_and(|token| token.text == text);
-    let mut complaints = Vec::new();
-    for (index, token) in tokens.iter().enumerate().filter(|(_, token)| !token.in_tests) {
-        let macros = ["println", "eprintln", "print", "eprint", "dbg"];
-        if macros.contains(&token.text) && follows(index + 1, "!") {
-            complaints.push(format!("{path}:{}: `{}!`: cli/messages.rs prints", token.line, token.text));
-        }
+    let bare = without_tests(text);
+    let mut complaints: Vec<String> = found(&bare, r"\b(?:e?print(?:ln)?|dbg)!")
+        .map(|(line, what, _)| format!("{path}:{line}: `{what}`: cli/messages.rs prints"))
+        .collect();
+    if !path.starts_with("src/cli/") {
         // A method of that name is of a command that is started.
-        let of_a_command = index > 0 && follows(index - 1, ".");
-        let stream = matches!(token.text, "stdout" | "stderr") && follows(index + 1, "(") && !of_a_command;
-        let exit = token.text == "process" && follows(index + 1, "::") && follows(index + 2, "exit");
-        if (stream || exit) && !path.starts_with("src/cli/") {
-            complaints.push(format!("{path}:{}: only the command line prints and exits", token.line));
-        }
+        let streams = found(&bare, r"(?:^|[^.\w])std(?:out|err)\(|\bprocess::exit");
+        let complain = |line| format!("{path}:{line}: only the command line prints and exits");
+        complaints.extend(streams.map(|(line, ..)| complain(line)));
     }
     complaints
 }
@@ -390,101 +385,50 @@ fn is_test_file(path: &str) -> bool {
 
 // ---- reading Rust, as far as the rules need it
 
-struct Token<'a> {
-    text: &'a str,
-    line: usize,
-    /// Inline modules that it stands in.
-    inline_modules: usize,
-    /// Stands in unit tests.
-    in_tests: bool,
+/// Rust without comments and literals; lines stay lines.
+fn bare(text: &str) -> String {
+    static PARTS: LazyLock<Regex> = LazyLock::new(|| {
+        let raw = r###"r##"(?s:.*?)"##|r#"(?s:.*?)"#|\br"[^"]*""###;
+        let others = r#"//[^\n]*|/\*(?s:.*?)\*/|"(?:\\(?s:.)|[^"\\])*"|'(?:\\[^\n]+?|[^\\'\n])'"#;
+        Regex::new(&format!("{raw}|{others}")).unwrap()
+    });
+    let lines = |part: &Captures<'_>| "\n".repeat(part[0].matches('\n').count());
+    PARTS.replace_all(text, lines).into_owned()
 }
 
-/// Names, `::` and single characters outside of comments and literals.
-fn tokens(text: &str) -> Vec<Token<'_>> {
-    let mut found: Vec<Token<'_>> = Vec::new();
-    // For each open brace, the name of the module that it is the body of.
-    let mut braces: Vec<Option<&str>> = Vec::new();
-    let bytes = text.as_bytes();
+/// The blocks of inline modules of [`bare`] text whose names end so.
+fn modules(bare: &str, ending: &str) -> Vec<Range<usize>> {
+    let heads = Regex::new(&format!(r"\bmod \w*{ending} \{{")).unwrap();
+    let block = |start: usize| {
+        let mut depth = 1;
+        let end = bare[start..].find(|c: char| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            depth == 0
+        });
+        start..end.map_or(bare.len(), |end| start + end)
+    };
+    heads.find_iter(bare).map(|head| block(head.end())).collect()
+}
+
+/// [`bare`] text without unit tests.
+fn without_tests(text: &str) -> String {
+    let mut bare = bare(text);
+    for tests in modules(&bare, "tests").into_iter().rev() {
+        let lines = "\n".repeat(bare[tests.clone()].matches('\n').count());
+        bare.replace_range(tests, &lines);
+    }
+    bare
+}
+
+/// Line, text and end of each match.
+fn found<'t>(text: &'t str, pattern: &str) -> impl Iterator<Item = (usize, &'t str, usize)> {
+    let matches: Vec<_> = Regex::new(pattern).unwrap().find_iter(text).collect();
     let (mut at, mut line) = (0, 1);
-    while at < bytes.len() {
-        let len = literal_or_comment(text, at).unwrap_or_else(|| token_len(text, at));
-        let piece = &text[at..at + len];
-        let is_code = literal_or_comment(text, at).is_none() && !piece.trim().is_empty();
-        if is_code {
-            if piece == "{" {
-                let module = match &found[..] {
-                    [.., keyword, name] if keyword.text == "mod" => Some(name.text),
-                    _ => None,
-                };
-                braces.push(module);
-            }
-            let inline_modules = braces.iter().flatten().count();
-            let in_tests = braces.iter().flatten().any(|name| name.ends_with("tests"));
-            found.push(Token { text: piece, line, inline_modules, in_tests });
-            if piece == "}" {
-                braces.pop();
-            }
-        }
-        line += piece.matches('\n').count();
-        at += len;
-    }
-    found
-}
-
-fn token_len(text: &str, at: usize) -> usize {
-    let rest = &text[at..];
-    let name = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-    match name {
-        0 if rest.starts_with("::") => 2,
-        0 => rest.chars().next().map_or(1, char::len_utf8),
-        _ => name,
-    }
-}
-
-/// Length of the comment, string or character at `at`, if one begins there.
-fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
-    let rest = &text[at..];
-    if rest.starts_with("//") {
-        return Some(rest.find('\n').unwrap_or(rest.len()));
-    }
-    if rest.starts_with("/*") {
-        return Some(rest.find("*/").map_or(rest.len(), |end| end + 2));
-    }
-    let prefix = ["", "b", "c", "r", "br", "cr"];
-    for prefix in prefix.into_iter().rev() {
-        let Some(after) = rest.strip_prefix(prefix) else { continue };
-        if prefix.ends_with('r') {
-            let hashes = after.len() - after.trim_start_matches('#').len();
-            if after[hashes..].starts_with('"') {
-                let end = format!("\"{}", "#".repeat(hashes));
-                let body = prefix.len() + hashes + 1;
-                return Some(rest[body..].find(&end).map_or(rest.len(), |found| body + found + end.len()));
-            }
-        } else if after.starts_with('"') {
-            return Some(prefix.len() + quoted_len(after, '"'));
-        }
-    }
-    // A lifetime has no closing quote behind its first character.
-    if let Some(after) = rest.strip_prefix('\'') {
-        let first = after.chars().next()?;
-        if first == '\\' || after[first.len_utf8()..].starts_with('\'') {
-            return Some(quoted_len(rest, '\''));
-        }
-    }
-    None
-}
-
-fn quoted_len(text: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in text.char_indices().skip(1) {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            c if c == quote => return at + 1,
-            _ => {}
-        }
-    }
-    text.len()
+    matches.into_iter().map(move |part| {
+        line += text[at..part.end() - 1].matches('\n').count();
+        at = part.end() - 1;
+        (line, part.as_str(), part.end())
+    })
 }
 
 /// A path below the root of the file's crate as the table has it: `trie::X` stays; other modules of crates/profile get
@@ -505,67 +449,45 @@ fn module_path(path: &str) -> Vec<&str> {
 /// Every path that begins at the crate's root, by `crate::` or by enough `super::`, with
 /// its line; a `use` of several is several.
 fn crate_paths(path: &str, text: &str) -> Vec<(usize, String)> {
-    let tokens = tokens(text);
-    let depth = module_path(path).len();
-    let mut found = Vec::new();
-    let mut at = 0;
-    while at < tokens.len() {
-        let start = at;
-        let mut supers = 0;
-        while tokens[at].text == "super" && tokens.get(at + 1).is_some_and(|token| token.text == "::") {
-            supers += 1;
-            at += 2;
+    let (bare, depth) = (bare(text), module_path(path).len());
+    let inline = modules(&bare, "");
+    let mut paths = Vec::new();
+    for (line, root, end) in found(&bare, r"\b(?:crate|(?:super::)*super)::") {
+        let around = inline.iter().filter(|module| module.contains(&end)).count();
+        if root == "crate::" || root.matches("super").count() >= depth + around {
+            let mut of_root = Vec::new();
+            flatten(&bare[end..], "", &mut of_root);
+            paths.extend(of_root.into_iter().map(|path| (line, path)));
         }
-        let root = tokens[start].text == "crate" && tokens.get(start + 1).is_some_and(|t| t.text == "::");
-        if root {
-            at += 2;
-        }
-        if root || (supers > 0 && supers >= depth + tokens[start].inline_modules) {
-            at = flatten(&tokens, at, String::new(), tokens[start].line, &mut found);
-        }
-        at = at.max(start + 1);
     }
-    found
+    paths
 }
 
-/// Reads one path or group at `at`; returns where it ends.
-fn flatten(tokens: &[Token<'_>], mut at: usize, mut path: String, line: usize, out: &mut Found) -> usize {
-    let text = |at: usize| tokens.get(at).map_or("", |token| token.text);
-    loop {
-        if text(at) == "{" {
-            at += 1;
-            while !matches!(text(at), "}" | "") {
-                at = if text(at) == "," { at + 1 } else { flatten(tokens, at, path.clone(), line, out) };
+/// Reads one path or group behind `path`; returns what follows.
+fn flatten<'t>(rest: &'t str, path: &str, out: &mut Vec<String>) -> &'t str {
+    if let Some(mut group) = rest.strip_prefix('{') {
+        loop {
+            group = group.trim_start_matches(|c: char| c == ',' || c.is_whitespace());
+            match group.strip_prefix('}') {
+                None if !group.is_empty() => group = flatten(group, path, out),
+                after => return after.unwrap_or_default(),
             }
-            return at + 1;
         }
-        if text(at) != "self" {
-            if !path.is_empty() {
-                path.push_str("::");
-            }
-            path.push_str(text(at));
-        }
-        at += 1;
-        let goes_on = text(at) == "::" && text(at + 1) != "<";
-        if !goes_on {
-            break;
-        }
-        at += 1;
     }
-    out.push((line, path));
-    if text(at) == "as" { at + 2 } else { at }
-}
-
-type Found = Vec<(usize, String)>;
-
-/// The comment at the front of lines that are given last to first.
-trait CommentAbove {
-    fn any_in_comment(&mut self, says: impl Fn(&str) -> bool) -> bool;
-}
-
-impl<'a, I: Iterator<Item = &'a str>> CommentAbove for I {
-    fn any_in_comment(&mut self, says: impl Fn(&str) -> bool) -> bool {
-        self.take_while(|line| line.starts_with("//")).any(says)
+    let is_name = |c: char| c.is_alphanumeric() || "_*$".contains(c);
+    let (name, after) = rest.split_at(rest.find(|c: char| !is_name(c)).unwrap_or(rest.len()));
+    assert!(!name.is_empty(), "no path: {}", rest.lines().next().unwrap_or_default());
+    let path = match path {
+        _ if name == "self" => path.to_owned(),
+        "" => name.to_owned(),
+        _ => format!("{path}::{name}"),
+    };
+    match after.strip_prefix("::") {
+        Some(next) if !next.starts_with('<') => flatten(next, &path, out),
+        _ => {
+            out.push(path);
+            after.strip_prefix(" as ").map_or(after, |alias| alias.trim_start_matches(is_name))
+        }
     }
 }
 
