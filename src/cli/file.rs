@@ -400,7 +400,7 @@ fn closed_pipe_is_fine(result: io::Result<()>) -> io::Result<()> {
 /// Free space that is required, bytes: file systems allocate blocks.
 const ROOM_BYTES: usize = 4096;
 
-/// Whether a file with this name could be created, with room for data.
+/// Checks that a file with this name could be created, with room for data.
 fn check_room(place: &OutputPlace) -> Result<(), Problem> {
     let new = place.create().map_err(Problem::in_directory)?;
     Ok(new.file().write_all(&[0; ROOM_BYTES])?)
@@ -412,7 +412,7 @@ fn is_of_kernel(place: &OutputPlace) -> Result<bool, Problem> {
     Ok(place.existing()?.is_some_and(|existing| !existing.is_link()))
 }
 
-/// Whether the target of a /proc link, an open file of a process, can be written.
+/// Checks that the target of a /proc link, an open file of a process, can be written.
 fn check_proc(place: &OutputPlace) -> Result<(), Problem> {
     if is_of_kernel(place)? {
         return Err(Problem::of_kernel());
@@ -437,7 +437,7 @@ fn check_kind(target: &Status) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether an output that is not replaced may be written to and accepts data.
+/// Checks that an output that is not replaced may be written to and accepts data.
 fn check_target(place: &OutputPlace, target: &Status) -> Result<(), Problem> {
     place.check_access()?;
     if target.is_character_device()
@@ -450,7 +450,7 @@ fn check_target(place: &OutputPlace, target: &Status) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Whether an open file of this process accepts data.
+/// Checks that an open file of this process accepts data.
 fn check_open_file(mut file: &File) -> Result<(), Problem> {
     if file.metadata()?.file_type().is_char_device() {
         let _ = file.write(&[])?;
@@ -479,7 +479,7 @@ fn open_to_append(place: &OutputPlace) -> Result<File, Problem> {
     }
 }
 
-/// Whether an output can be written there.
+/// Checks that an output can be written there.
 fn check_place(place: &OutputPlace) -> Result<(), Problem> {
     if place.is_proc() {
         return check_proc(place);

@@ -255,7 +255,7 @@ fn file_image(recording: &Recording, frame: FrameId) -> Option<u32> {
 fn ends_in(recording: &Recording, frame: FrameId) -> Option<Cause> {
     let Some(Frame::Code { space, address }) = recording.trie.frame(frame) else { return None };
     let at = recording.images.locate(space, address.at())?;
-    if at.image.kind == MappingKind::Registered {
+    if at.image.kind == MappingKind::GdbJit {
         return None;
     }
     Some(Cause::Image(at.index, at.image.described_function(at.svma).is_some()))

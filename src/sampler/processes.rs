@@ -161,7 +161,7 @@ impl Processes {
         Some(ProcessCode { images: self.images.of(*image_space_id), jit, unwinder })
     }
 
-    /// See [`Unwinder::set_red_zone_read_later`].
+    /// Says whether the red zones of a process are read after its stops.
     pub(super) fn set_red_zone_read_later(&mut self, of: ProcessIndex, later: bool) {
         if let Some(recorded) = self.get_mut(of) {
             recorded.unwinder.set_red_zone_read_later(later);

@@ -286,11 +286,11 @@ fn needs_tail(capture: &Capture, needed: StackUse) -> bool {
 /// The stack memory of a walk.
 struct WalkedMemory<'w> {
     stack: StackBytes<'w>,
-    /// See [`walk::unwind_on_two`].
+    /// The second stack of a processor with two.
     other: Option<OtherStack<'w>>,
     /// Memory above the record, of the same moment.
     outer: Option<&'w dyn OuterStack>,
-    /// See [`walk::Input::blocked_signals`].
+    /// The signals that the thread blocks, one bit each; `None` if unknown.
     blocked_signals: Option<u64>,
 }
 
@@ -337,7 +337,7 @@ impl WalkRounds<'_> {
             blocked_signals: memory.blocked_signals,
         };
         let (method, registers) = (self.method, &capture.registers);
-        let found = walk::unwind_on_two(method, registers, &input, memory.other, unwinder, frames);
+        let found = walk::unwind_with_other_stack(method, registers, &input, memory.other, unwinder, frames);
         found.map_err(|needs| jit.read(needs, read)).ok()
     }
 

@@ -51,7 +51,7 @@ pub struct OtherStack {
     pub base: Avma,
     /// Bytes copied from there upward.
     pub bytes: Vec<u8>,
-    /// See [`Capture::stack_limit`].
+    /// First address above the memory of the stack, if known.
     pub limit: Option<Avma>,
 }
 

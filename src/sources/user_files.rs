@@ -18,13 +18,13 @@ use crate::binary::{ImageBytes, OpenError};
 const USERS_MAX: usize = 16;
 
 /// Why another user's files are not read unless asked.
-const OF_ANOTHER: OpenError = OpenError::Because(
+const OF_ANOTHER: OpenError = OpenError::Source(
     "the recorded process is another user's or in a container; --source-dir adds what that user may read",
 );
 const NO_RIGHTS: OpenError =
-    OpenError::Because("the rights of the recorded user cannot be taken; run stackprof as root");
-const TOO_MANY: OpenError = OpenError::Because("processes of too many users were recorded");
-const EXCHANGED: OpenError = OpenError::Because("it was exchanged while it was opened");
+    OpenError::Source("the rights of the recorded user cannot be taken; run stackprof as root");
+const TOO_MANY: OpenError = OpenError::Source("processes of too many users were recorded");
+const EXCHANGED: OpenError = OpenError::Source("it was exchanged while it was opened");
 
 /// Files as users may read them.
 pub struct UserFiles {

@@ -1,6 +1,6 @@
 //! Names for code addresses, each unique address looked up once, after the recording.
 //!
-//! `symbolicate` does it, `Names` is the result, `Options` what is requested.
+//! `symbolicate` looks up; `Names`: the result; `Options`: what is requested.
 //!
 //! Input: the distinct frames of a trie and the images of the process. Output: a name for each frame; frames
 //! without one are counted by reason. Nothing here runs while a target is sampled. Not for: opening files, or
@@ -148,7 +148,7 @@ pub fn symbolicate(
     names.spans = vec![(0, 0); spans];
     let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
-    let mut makers = JitRuntimes::new(images);
+    let mut jit_runtimes = JitRuntimes::new(images);
     let groups: Vec<&[Address]> =
         addresses.chunk_by(|a, b| (a.owner, a.process) == (b.owner, b.process)).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].owner.image_index()? as usize);
@@ -174,11 +174,11 @@ pub fn symbolicate(
             rest = after;
             // Pages of the previous images.
             crate::binary::map::release_pages();
-            let asked = batch.iter().filter_map(|group| {
+            let requests = batch.iter().filter_map(|group| {
                 let unique = group.chunk_by(|a, b| a.svma == b.svma);
                 Some((image_of(group)?, unique.map(|same| same[0].svma).collect()))
             });
-            let mut answers = batch::name(asked.collect(), options, &shared).into_iter();
+            let mut answers = batch::name(requests.collect(), options, &shared).into_iter();
             for group in batch {
                 let image = image_of(group);
                 let answer = match image {
@@ -195,11 +195,11 @@ pub fn symbolicate(
                         });
                         let addresses = group.iter().map(|address| address.svma);
                         let answer = batch::name_anonymous(addresses, &dumps, files, &shared);
-                        name_registered(group, images, answer, options, &shared)
+                        name_gdb_jit(group, images, answer, options, &shared)
                     }
                 };
                 names.notes.extend(answer.problems.iter().cloned());
-                take(group, image, answer, &mut names, (&mut texts, &mut makers));
+                take(group, image, answer, &mut names, (&mut texts, &mut jit_runtimes));
             }
         }
     });
@@ -216,8 +216,8 @@ fn sorted_addresses(frames: impl Iterator<Item = (FrameId, Frame)>, images: &Ima
                     let (svma, relative) = (address.0, 0);
                     return Some(Address { owner: Owner::Kernel, process: 0, svma, frame, relative, space });
                 }
-                let made = images.jit_memory(space, address.at()).is_some();
-                let at = images.locate(space, address.at()).filter(|_| !made);
+                let is_jit = images.jit_memory(space, address.at()).is_some();
+                let at = images.locate(space, address.at()).filter(|_| !is_jit);
                 Some(match at {
                     Some(at) => {
                         let (svma, relative) = (at.svma.0, at.relative);
@@ -262,7 +262,7 @@ fn take(
     image: Option<&Image>,
     answer: ImageNames,
     names: &mut Names,
-    (texts, makers): (&mut Texts, &mut JitRuntimes<'_>),
+    (texts, jit_runtimes): (&mut Texts, &mut JitRuntimes<'_>),
 ) {
     let mut found = answer.names.into_iter();
     let mut stubs = None;
@@ -294,8 +294,8 @@ fn take(
                         texts.shared(&format!("[exception{number}]"))
                     }
                     None => {
-                        let maker = makers.name(address.space, Avma(address.svma));
-                        texts.shared(maker.as_deref().unwrap_or("[unknown]"))
+                        let runtime = jit_runtimes.name(address.space, Avma(address.svma));
+                        texts.shared(runtime.as_deref().unwrap_or("[unknown]"))
                     }
                 };
                 count_unnamed(names, address.owner.image_index(), why);
@@ -312,7 +312,7 @@ fn take(
 
 /// Names JIT code that no map has named, by the files that its compiler registered: these may be less accurate for
 /// code that is moved and replaced.
-fn name_registered(
+fn name_gdb_jit(
     addresses: &[Address],
     images: &Images,
     mut answer: ImageNames,
@@ -325,15 +325,15 @@ fn name_registered(
         .filter_map(|(index, same)| {
             // Of several programs at one address, the last.
             let at = images.locate(same.last()?.space, Avma(same[0].svma))?;
-            (at.image.kind == MappingKind::Registered).then_some((at.index, at.svma.0, index))
+            (at.image.kind == MappingKind::GdbJit).then_some((at.index, at.svma.0, index))
         })
         .collect();
     located.sort_unstable();
     let groups: Vec<_> = located.chunk_by(|a, b| a.0 == b.0).collect();
-    let asked = groups.iter().filter_map(|group| {
+    let requests = groups.iter().filter_map(|group| {
         Some((images.images().get(group[0].0 as usize)?, group.iter().map(|(_, svma, _)| *svma).collect()))
     });
-    let found = batch::name(asked.collect(), options, shared);
+    let found = batch::name(requests.collect(), options, shared);
     for (group, found) in groups.into_iter().zip(found) {
         for ((.., index), name) in group.iter().zip(found.names) {
             if let (Some(into), Ok(name)) = (answer.names.get_mut(*index), name) {

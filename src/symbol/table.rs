@@ -1,6 +1,6 @@
 //! The function symbols of one file: stated address → symbol.
 //!
-//! `SymbolTable` is it; the last part finds the end of a function without a size.
+//! `SymbolTable`: the symbols; the last part finds the end of a function without a size.
 //!
 //! Input: the bytes of a file, hostile, or the pieces of an image without a file. Output: the innermost symbol
 //! that covers an address, or the reason why there is none. Names are not copied: a table costs 24 bytes a symbol.

@@ -101,7 +101,7 @@ fn an_image_without_names_keeps_its_reason() {
     let mut images = Images::default();
     images.update(0, &[good, gone.clone()], &mut |mapping| match mapping.identity.1 {
         1 => Ok(stripped.clone()),
-        _ => Err(OpenError::Because("deleted from disk")),
+        _ => Err(OpenError::Source("deleted from disk")),
     });
     let frames = [code(0, start), code(0, start + 1), code(0, gone.avma.start.0 + 0x40)];
     let (names, texts) = named(&frames, &images);
@@ -264,7 +264,7 @@ fn jit_code_is_named_by_its_runtime() {
     let mut images = Images::default();
     let mut open = |mapping: &Mapping| match mapping.path.contains("elf") {
         true => Ok(ImageBytes::new(build::file(build::X86_64, &[]))),
-        false => Err(OpenError::Because("neither")),
+        false => Err(OpenError::Source("neither")),
     };
     images.update(0, &[anonymous(0x1000, ""), file(0x9000, "/usr/bin/work", 9)], &mut open);
     images.begin_space(0);
@@ -287,7 +287,7 @@ fn jit_code_is_named_by_its_runtime() {
     struct Map;
     impl Files for Map {
         fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
-            Err(OpenError::Because("no such file or directory"))
+            Err(OpenError::Source("no such file or directory"))
         }
         fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
             Some(("/tmp/perf-1.map".to_owned(), Ok(b"5000 1000 jitted\n".to_vec())))
@@ -371,7 +371,7 @@ struct WithMap;
 
 impl Files for WithMap {
     fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
-        Err(OpenError::Because("no such file or directory"))
+        Err(OpenError::Source("no such file or directory"))
     }
 
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
@@ -385,7 +385,7 @@ fn a_jit_map_names_code_of_the_last_program_only() {
     let mut library = anonymous(0x5000, 0x6000);
     (library.path, library.kind, library.identity) = ("/lib/a.so".to_owned(), MappingKind::File, (8, 1));
     let mut images = Images::default();
-    let mut open = |_: &Mapping| Err(OpenError::Because("not here"));
+    let mut open = |_: &Mapping| Err(OpenError::Source("not here"));
     images.update(0, &[anonymous(0x1000, 0x2000)], &mut open);
     images.begin_space(0);
     images.update(0, &[anonymous(0x1000, 0x2000), library], &mut open);
@@ -433,7 +433,7 @@ fn a_jitdump_of_the_last_program_has_priority_over_its_map() {
         identity: (8, start),
     };
     let mut images = Images::default();
-    let mut open = |_: &Mapping| Err(OpenError::Because("not an image"));
+    let mut open = |_: &Mapping| Err(OpenError::Source("not an image"));
     // An earlier program and another process have their own dumps.
     images.update(0, &[made(0x9000, 0xa000, "/home/old/jit-7.dump")], &mut open);
     images.begin_space(0);

@@ -4,7 +4,7 @@
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::{Mapping, OpenError};
-use stackprof::images::{CodeMemory, Images, JitCode, KEPT_NS, TargetCode};
+use stackprof::images::{CodeMemory, Images, JitCode, RECHECK_INTERVAL_NS, TargetCode};
 use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder, WalkResult};
 
 const START: u64 = 0x7000_0000_0000;
@@ -114,7 +114,7 @@ fn unchanged_code_is_analysed_once() {
     let known = process.reads();
     assert!(known < first, "{first} reads, then {known}");
     for _ in 0..3 {
-        process.now_ns += KEPT_NS;
+        process.now_ns += RECHECK_INTERVAL_NS;
         assert_eq!(process.walk(), stack);
         let compared = process.reads() - known;
         assert!((1..=6).contains(&compared), "{compared} reads");
@@ -128,11 +128,11 @@ fn code_replaced_in_place_is_noticed() {
     assert_eq!(process.walk()[..2], [LEAF + 4, CALLER + 4]);
     process.write_leaf(16);
     assert_eq!(process.walk()[..2], [LEAF + 4, CALLER + 4], "not before it is looked at");
-    process.now_ns += KEPT_NS;
+    process.now_ns += RECHECK_INTERVAL_NS;
     assert_eq!(process.walk()[..2], [LEAF + 4, OTHER + 4]);
     // And back: analysis since then depends on the code in between.
     process.write_leaf(8);
-    process.now_ns += KEPT_NS;
+    process.now_ns += RECHECK_INTERVAL_NS;
     assert_eq!(process.walk()[..2], [LEAF + 4, CALLER + 4]);
 }
 
@@ -141,15 +141,15 @@ fn replaced_code_invalidates_only_its_dependents() {
     let mut process = process();
     let stack = process.walk();
     process.write(OTHER + 0x2000, &[0x90]);
-    process.now_ns += KEPT_NS;
+    process.now_ns += RECHECK_INTERVAL_NS;
     process.reads();
     assert_eq!(process.walk(), stack);
     process.reads();
     process.write(LEAF + 0x40, &[0x90]);
-    process.now_ns += KEPT_NS;
+    process.now_ns += RECHECK_INTERVAL_NS;
     let before = process.walk();
     let all = process.reads();
-    process.now_ns += KEPT_NS;
+    process.now_ns += RECHECK_INTERVAL_NS;
     assert_eq!((process.walk(), before), (stack.clone(), stack));
     let compared = process.reads();
     assert!(all > compared, "the leaf's block was read to be compared and to be learned: {all}, {compared}");
@@ -170,7 +170,7 @@ fn words_other_than_return_addresses_are_not_followed() {
     let (frames, _) = process.walk_at(LEAF, &words, u64::MAX);
     assert_eq!((frames, process.reads()), (vec![LEAF], 0));
     // After a call it is a return address, and so is the return point of a signal handler.
-    process.now_ns += KEPT_NS;
+    process.now_ns += RECHECK_INTERVAL_NS;
     process.write_leaf(8);
     process.write(OTHER + 0x40, &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
     let words = [0, START + CALLER + 5, START + OTHER + 0x40, 0];

@@ -23,7 +23,7 @@ struct InMemory(HashMap<String, Vec<u8>>);
 
 impl Files for InMemory {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        self.0.get(path).map(|bytes| ImageBytes::new(bytes.clone())).ok_or(OpenError::Because("no such file"))
+        self.0.get(path).map(|bytes| ImageBytes::new(bytes.clone())).ok_or(OpenError::Source("no such file"))
     }
 }
 
@@ -32,7 +32,7 @@ struct Outside(InMemory);
 
 impl Files for Outside {
     fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
-        Err(OpenError::Because("no such file or directory"))
+        Err(OpenError::Source("no such file or directory"))
     }
 
     fn open_outside(&self, path: &str) -> Result<ImageBytes, OpenError> {

@@ -171,7 +171,7 @@ fn damage(test: &'static str, bytes: Vec<u8>, rounds: u64) {
             let mut images = Images::default();
             let bytes = Cell::new(Some(bytes));
             images.update(0, std::slice::from_ref(&original.mapping), &mut |_| {
-                bytes.take().map(ImageBytes::new).ok_or(OpenError::Because("asked for twice"))
+                bytes.take().map(ImageBytes::new).ok_or(OpenError::Source("asked for twice"))
             });
             let known = (0..200)
                 .filter(|_| images.of(0).row(Avma(random.pick(&original.returns) - 1)).is_some())

@@ -66,7 +66,7 @@ struct InMemory(HashMap<String, Vec<u8>>);
 impl Files for InMemory {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
         let name = path.rsplit('/').next().unwrap_or_default();
-        self.0.get(name).map(|bytes| ImageBytes::new(bytes.clone())).ok_or(OpenError::Because("no such file"))
+        self.0.get(name).map(|bytes| ImageBytes::new(bytes.clone())).ok_or(OpenError::Source("no such file"))
     }
 }
 

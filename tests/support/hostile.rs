@@ -162,7 +162,7 @@ pub(crate) const TARGETS: [Target; 24] = [
             if let Ok(layout) = Layout::of(arch, &description) {
                 let sent = vec![Some(7); usize::from(*cut) * 4];
                 let _ = layout.registers(&sent, &|number| number.is_multiple_of(2).then_some(1));
-                let _ = layout.beyond(sent.len());
+                let _ = layout.missing_registers(sent.len());
             }
         }
     }),
@@ -292,7 +292,8 @@ fn check_walk(
     unwinder: &mut Unwinder,
 ) {
     let mut frames = Frames::default();
-    walk::unwind_on_two(how, registers, input, other, unwinder, &mut frames).expect("all code is in images");
+    walk::unwind_with_other_stack(how, registers, input, other, unwinder, &mut frames)
+        .expect("all code is in images");
     let found = frames.addresses.len();
     assert!((1..=input.max_depth).contains(&found) && frames.methods.len() == found);
 }

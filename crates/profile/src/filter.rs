@@ -277,7 +277,7 @@ impl<'j, 'f> Judge<'j, 'f> {
                 take(at, self.line(line)?);
             }
             if lines.is_empty() {
-                take(0, self.made(&saved.place_of(frame))?);
+                take(0, self.match_generated_name(&saved.place_of(frame))?);
             }
             verdicts.push(verdict);
         }
@@ -296,7 +296,7 @@ impl<'j, 'f> Judge<'j, 'f> {
             if let Some((name, id)) = root.thread {
                 let text = saved.text(name);
                 let numbered = thread_name(text, id);
-                verdict.matched = verdict.matched.or(self.made(&numbered)?);
+                verdict.matched = verdict.matched.or(self.match_generated_name(&numbered)?);
                 if let Some(meant) = self.filter.thread {
                     let by_name = *threads.entry(name).or_insert_with(|| meant(text));
                     verdict.thread = by_name || meant(&numbered);
@@ -318,7 +318,7 @@ impl<'j, 'f> Judge<'j, 'f> {
         if let Some(known) = self.with_lines.get(line) {
             return Ok(*known);
         }
-        let matched = plain.or(self.made(&self.saved.name_of_line(line, true))?);
+        let matched = plain.or(self.match_generated_name(&self.saved.name_of_line(line, true))?);
         self.with_lines.insert(*line, matched);
         Ok(matched)
     }
@@ -332,7 +332,7 @@ impl<'j, 'f> Judge<'j, 'f> {
     }
 
     /// Results for a name that is not a text of the profile.
-    fn made(&mut self, name: &str) -> Result<FilterMatch, Full> {
+    fn match_generated_name(&mut self, name: &str) -> Result<FilterMatch, Full> {
         let left = self.left.checked_sub(name.len());
         self.left = left.ok_or(Full { what: "bytes of names", limit: TEXT_BYTES_MAX })?;
         Ok(self.name(name))

@@ -1,7 +1,7 @@
 //! A saved profile: self-contained, independent of the process and its images.
 //!
-//! `SavedProfile` is it; `StackFrame` a frame of a stack, `Label` a label of a sample, `StackValues` the several
-//! values of a heap profile, `Full` the error of a full table.
+//! [`SavedProfile`]: the profile; [`StackFrame`]: a frame of a stack, [`Label`]: a label of a sample; [`StackValues`]: the several
+//! values of a heap profile; [`Full`]: the error of a full table.
 //!
 //! Every format is read into this and written from it; views, `diff` and `gate` see nothing else. Built
 //! by [`SavedBuilder`](super::SavedBuilder). Its stacks are in a trie of indexes into its tables; `about.unit` is the

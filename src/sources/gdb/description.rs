@@ -475,7 +475,7 @@ impl Layout {
 
     /// The numbers of the registers that a reply to `g` of this many bytes lacks.
     #[must_use]
-    pub fn beyond(&self, sent_bytes: usize) -> Vec<u32> {
+    pub fn missing_registers(&self, sent_bytes: usize) -> Vec<u32> {
         let value_bytes = self.arch.pointer_bytes() as usize;
         let slots = self.slots.iter().flatten();
         slots
@@ -627,7 +627,7 @@ mod layout_tests {
     fn registers_missing_in_the_reply_are_requested_by_number() {
         let layout = Layout::of(Arch::Aarch64, &Description::default()).unwrap();
         let sent: Vec<Option<u8>> = (0..31u64).flat_map(u64::to_le_bytes).map(Some).collect();
-        assert_eq!(layout.beyond(sent.len()), [31, 32]);
+        assert_eq!(layout.missing_registers(sent.len()), [31, 32]);
         assert_eq!(layout.registers(&sent, &|_| None), None);
         let answer = layout.registers(&sent, &|number| Some(u64::from(number) * 100)).unwrap();
         assert_eq!((answer.registers.sp().0, answer.registers.pc().0), (3100, 3200));
@@ -639,8 +639,8 @@ mod layout_tests {
     fn i386_registers_have_four_bytes() {
         let layout = Layout::of(Arch::X86, &Description::default()).unwrap();
         let sent: Vec<Option<u8>> = (1..=9u32).flat_map(u32::to_le_bytes).map(Some).collect();
-        assert_eq!(layout.beyond(sent.len()), [0u32; 0]);
-        assert_eq!(layout.beyond(sent.len() - 1), [8]);
+        assert_eq!(layout.missing_registers(sent.len()), [0u32; 0]);
+        assert_eq!(layout.missing_registers(sent.len() - 1), [8]);
         let answer = layout.registers(&sent, &|_| None).unwrap();
         let Registers::X86(registers) = answer.registers else { panic!("another processor") };
         assert_eq!((registers.gpr, registers.eip, answer.call), ([1, 2, 3, 4, 5, 6, 7, 8], 9, None));
@@ -684,7 +684,7 @@ mod layout_tests {
         assert!(!registers.m_profile);
         *sent.last_mut().unwrap() = 0x0100_000f;
         assert!(arm(&layout, &sent).m_profile, "T of xPSR is set");
-        assert_eq!(layout.beyond(64), [25]);
+        assert_eq!(layout.missing_registers(64), [25]);
     }
 
     #[test]
@@ -718,7 +718,7 @@ mod layout_tests {
         for name in ["psp", "PSP"] {
             let layout = core(vec![register("msp", 30, 32), register(name, 31, 32)]);
             assert_eq!((of(&layout, XPSR_T | 15), of(&layout, XPSR_T)), (Some(31), None));
-            assert_eq!(layout.beyond(17 * 4), [0u32; 0], "nobody else needs it");
+            assert_eq!(layout.missing_registers(17 * 4), [0u32; 0], "nobody else needs it");
         }
         assert_eq!(of(&core(vec![register("psp", 31, 64)]), XPSR_T | 15), None);
         assert_eq!(of(&core(vec![]), XPSR_T | 15), None);

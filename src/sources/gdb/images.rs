@@ -356,7 +356,7 @@ impl Images {
             let bytes = match mapping.kind {
                 MappingKind::Vdso => match memory.into_iter().next() {
                     Some(memory) if !memory.is_empty() => Ok(ImageBytes::new(memory)),
-                    _ => Err(OpenError::Because("its memory cannot be read")),
+                    _ => Err(OpenError::Source("its memory cannot be read")),
                 },
                 _ => self.file_bytes(stub, &mapping, &probes, &memory)?,
             };
@@ -411,7 +411,8 @@ impl Images {
         memory: &[Vec<u8>],
     ) -> std::result::Result<OpenedFile, ConnectionError> {
         if let Some(wanted) = self.mach.get(&mapping.identity) {
-            let opened = LocalFiles.open(&mapping.path).map_err(|why| OpenError::NotHere(Arc::new(why)));
+            let opened =
+                LocalFiles.open(&mapping.path).map_err(|why| OpenError::NotOnThisMachine(Arc::new(why)));
             return Ok(opened.and_then(|bytes| Ok(macho::choose(&bytes, wanted)?)));
         }
         let has_head = self.heads.contains_key(&mapping.identity);
@@ -428,8 +429,8 @@ impl Images {
         let (path, _) = without_deleted(&mapping.path);
         let why = match LocalFiles.open(path) {
             Ok(bytes) if same(&bytes) => return Ok(Ok(bytes)),
-            Ok(_) => OpenError::Because("the file of that name here is another one"),
-            Err(why) => OpenError::NotHere(Arc::new(why)),
+            Ok(_) => OpenError::Source("the file of that name here is another one"),
+            Err(why) => OpenError::NotOnThisMachine(Arc::new(why)),
         };
         // The kernel's list has these four characters for a newline, and for themselves.
         if path.contains('\n')

@@ -89,7 +89,7 @@ impl Link {
     /// Sends a command with a reply that comes at the next event, not on completion.
     ///
     /// # Errors
-    /// See [`Link::send`].
+    /// The connection is closed, or the stub does not read.
     pub(super) fn send_order(&mut self, body: &[u8]) -> Result<(), ConnectionError> {
         self.sent = encode(body);
         self.sends = 1;
@@ -99,7 +99,7 @@ impl Link {
     /// Sends several packets at once; only without acknowledgements.
     ///
     /// # Errors
-    /// See [`Link::send`].
+    /// The connection is closed, or the stub does not read.
     pub(super) fn send_all<'b>(
         &mut self,
         bodies: impl Iterator<Item = &'b [u8]>,
@@ -115,7 +115,7 @@ impl Link {
     /// Interrupts a running target; the reply follows when it has stopped.
     ///
     /// # Errors
-    /// See [`Link::send`].
+    /// The connection is closed, or the stub does not read.
     pub(super) fn interrupt(&mut self) -> Result<(), ConnectionError> {
         self.unanswered += 1;
         self.stream.write(&[INTERRUPT])
@@ -146,7 +146,7 @@ impl Link {
     /// Waits up to `at_most` for input; returns whether there is a packet or notification.
     ///
     /// # Errors
-    /// See [`Link::packet`].
+    /// The connection is closed, or the input is not a packet.
     pub(super) fn wait(&mut self, at_most: Duration) -> Result<bool, ConnectionError> {
         if !self.has_any() {
             self.pump(at_most)?;

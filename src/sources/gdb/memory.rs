@@ -70,7 +70,7 @@ impl Stub {
     /// Reads from an address up to the first unreadable byte.
     ///
     /// # Errors
-    /// See [`Stub::read_ranges`].
+    /// The connection is closed, or the stub answers with nonsense.
     pub(super) fn read_memory(&mut self, at: u64, bytes: usize) -> Result<Vec<u8>, ConnectionError> {
         Ok(self.read_ranges(&[Range { at, bytes }])?.pop().unwrap_or_default())
     }

@@ -86,7 +86,7 @@ pub fn attach(
 /// messages. `clock` and that of the stream show the same time.
 ///
 /// # Errors
-/// See [`attach`].
+/// Attaches through an open stream.
 pub fn attach_to_stream(
     stream: Box<dyn StubStream>,
     place: &StubAddress,

@@ -123,17 +123,17 @@ impl Stub {
         layout: &Layout,
         sent: &[Option<u8>],
     ) -> Result<Option<ThreadRegisters>, ConnectionError> {
-        let beyond = layout.beyond(sent.len());
-        if beyond.is_empty() {
+        let missing = layout.missing_registers(sent.len());
+        if missing.is_empty() {
             return Ok(layout.registers(sent, &|_| None));
         }
         let (select, suffix) = self.thread_words(thread);
         let selects = usize::from(select.is_some());
         let question = |number: &u32| format!("p{number:x}{suffix}").into_bytes();
-        let questions: Vec<Vec<u8>> = select.into_iter().chain(beyond.iter().map(question)).collect();
+        let questions: Vec<Vec<u8>> = select.into_iter().chain(missing.iter().map(question)).collect();
         let answers = self.flight(&questions)?;
         let bytes = layout.arch.pointer_bytes() as usize;
-        let values: HashMap<u32, u64> = beyond
+        let values: HashMap<u32, u64> = missing
             .iter()
             .zip(&answers[selects..])
             .filter_map(|(number, answer)| Some((*number, value(answer, bytes)?)))

@@ -1,7 +1,7 @@
 //! The directory that stackprof shares with a command: created where only the user can write, removed
 //! afterwards.
 //!
-//! `Directory` is it; `install` puts the file of the shim where only its user can write.
+//! `Directory`: that directory; `install` puts the file of the shim where only its user can write.
 //!
 //! A lock on the control file shows that its recording is running. A killed stackprof leaves an unlocked
 //! directory, which the next one removes. Its path stays in environments; the shim uses a directory only if it belongs to

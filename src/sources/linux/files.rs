@@ -24,7 +24,7 @@ use crate::sources::target_file::{Copying, FileLocation, Links, Patience, Root, 
 const ROUNDING_S: u64 = 2;
 
 /// Why no file of a target can be opened.
-const NO_ROOT: OpenError = OpenError::Because("the root of the process cannot be opened");
+const NO_ROOT: OpenError = OpenError::Source("the root of the process cannot be opened");
 
 /// The files of a target.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl TargetFiles {
             Ok(Some((bytes, file.about_now()?)))
         });
         let (bytes, about) = match opened {
-            Err(OpenError::NoAnswer) => return Some(Err(OpenError::NoAnswer)),
+            Err(OpenError::TimedOut) => return Some(Err(OpenError::TimedOut)),
             opened => opened.ok()??,
         };
         let since = |seen: SystemTime| {
@@ -175,7 +175,7 @@ impl Files for TargetFiles {
             let changed_s = u64::try_from(file.about().modified_s).ok();
             if changed_s.zip(began_s).is_some_and(|(changed, began)| changed + ROUNDING_S < began) {
                 // Containers reuse the same few process ids.
-                return Err(OpenError::Older);
+                return Err(OpenError::PredatesProcess);
             }
             file.read(files::JIT_MAP_BYTES_MAX, copying)
         });

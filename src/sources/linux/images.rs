@@ -151,7 +151,7 @@ impl Maps {
         match mapping.kind {
             MappingKind::File => self.file_bytes(pid, mapping),
             MappingKind::Vdso => vdso_bytes(pid, mapping),
-            MappingKind::Anonymous | MappingKind::Registered => Err(OpenError::Anonymous),
+            MappingKind::Anonymous | MappingKind::GdbJit => Err(OpenError::Anonymous),
         }
     }
 
@@ -165,11 +165,11 @@ impl Maps {
         seen: Option<SystemTime>,
     ) -> Result<ImageBytes, OpenError> {
         self.bytes(pid, mapping).or_else(|why| match mapping.kind {
-            MappingKind::File if !matches!(why, OpenError::NoAnswer) => {
+            MappingKind::File if !matches!(why, OpenError::TimedOut) => {
                 files.open_same(&self.patience, &mapping.path, mapping.identity, seen).unwrap_or(Err(why))
             }
             MappingKind::Vdso => own_vdso().ok_or(why),
-            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
+            MappingKind::File | MappingKind::Anonymous | MappingKind::GdbJit => Err(why),
         })
     }
 

@@ -364,10 +364,10 @@ fn path_of(memory: &Memory<'_>, pid: i32, load: u64, macho: &MachO, path_at: u64
     let said = |path: &String| !path.is_empty();
     let program =
         if macho.file_type == EXECUTE { memory.kernel.proc_pidpath(pid).ok().filter(said) } else { None };
-    let told = || if path_at == 0 { None } else { memory.text(path_at, PATH_BYTES_MAX).ok().filter(said) };
+    let stated = || if path_at == 0 { None } else { memory.text(path_at, PATH_BYTES_MAX).ok().filter(said) };
     let mapped = || memory.kernel.proc_regionfilename(pid, load).ok().filter(said);
     let usual = || (macho.file_type == DYLINKER).then(|| "/usr/lib/dyld".to_owned());
-    program.or_else(told).or_else(mapped).or_else(usual).unwrap_or_default()
+    program.or_else(stated).or_else(mapped).or_else(usual).unwrap_or_default()
 }
 
 const NOT_NOW: Fault = Fault::Transient("the list of images is in motion");

@@ -159,10 +159,10 @@ impl ImageList {
             let own =
                 own_image(kernel, image.load, &image.path).filter(|own| own.macho.uuid == Some(image.uuid));
             let bytes = own.and_then(|own| own_cache(kernel, &own, self.cache));
-            return bytes.ok_or(OpenError::Because("it is in another shared cache than that of stackprof"));
+            return bytes.ok_or(OpenError::Source("it is in another shared cache than that of stackprof"));
         }
         if image.uuid == [0; 16] {
-            return Err(OpenError::Because("it has no UUID, by which its file is recognized"));
+            return Err(OpenError::Source("it has no UUID, by which its file is recognized"));
         }
         let (cpu_type, cpu_subtype) = (image.cpu_type, image.cpu_subtype);
         part_of_file(&image.path, &ImageIdentity { uuid: Some(image.uuid), cpu_type, cpu_subtype })
@@ -425,7 +425,7 @@ fn check(arch: Arch, program: &OsStr) -> Result<(), Error> {
     }
     let cpu_type = if arch == Arch::Aarch64 { CPU_ARM64 } else { CPU_X86_64 };
     let own = ImageIdentity { uuid: None, cpu_type, cpu_subtype: 0 };
-    if let Err(OpenError::Unfit(FormatError::NoProcessor)) = part_of_file(&path.to_string_lossy(), &own) {
+    if let Err(OpenError::Format(FormatError::NoProcessor)) = part_of_file(&path.to_string_lossy(), &own) {
         return refuse(format!(
             "it has no code for the processor of this stackprof, {}, so that it could not load the heap shim; use a build \
              that has",

@@ -76,10 +76,10 @@ pub(super) fn own_cache(
 /// From its file.
 fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
     if image.path.is_empty() {
-        return Err(OpenError::Because("its file is not known"));
+        return Err(OpenError::Source("its file is not known"));
     }
     if image.macho.encrypted {
-        return Err(OpenError::Because("its code is encrypted in the file"));
+        return Err(OpenError::Source("its code is encrypted in the file"));
     }
     let macho = &image.macho;
     let wanted = ImageIdentity { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };

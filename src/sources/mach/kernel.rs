@@ -146,7 +146,7 @@ pub struct ThreadExtendedInfo {
     pub user_ns: u64,
     /// System CPU time, nanoseconds.
     pub system_ns: u64,
-    /// See [`ThreadBasicInfo::run_state`].
+    /// `TH_STATE_…` (osfmk/mach/thread_info.h).
     pub run_state: i32,
     /// Name of the pthread; empty without one, as for most main threads.
     pub name: String,

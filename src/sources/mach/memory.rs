@@ -173,7 +173,7 @@ const REGION_TRIES: u8 = 3;
 /// Known stacks of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Stack {
-    asked: bool,
+    is_read: bool,
     /// From its pthread structure.
     own: Option<Range<u64>>,
     /// Another stack that it was seen on.
@@ -183,8 +183,8 @@ pub(super) struct Stack {
 
 impl Stack {
     /// Reads the thread's pthread structure, once. `handle` is 0 for a thread without.
-    pub(super) fn ask(&mut self, memory: &Memory<'_>, handle: u64) {
-        if std::mem::replace(&mut self.asked, true) || handle < BOUNDS_BELOW_HANDLE {
+    pub(super) fn read_bounds(&mut self, memory: &Memory<'_>, handle: u64) {
+        if std::mem::replace(&mut self.is_read, true) || handle < BOUNDS_BELOW_HANDLE {
             return;
         }
         let Ok([high, low]) = memory.array::<16>(handle - BOUNDS_BELOW_HANDLE).map(words) else { return };
@@ -217,7 +217,7 @@ impl Stack {
         // Whatever the code: pagers return others, too.
         let Err(failed) = memory.exact(sp, into) else { return Ok(()) };
         // The assumed end was wrong, or none was known.
-        *self = Stack { asked: true, own: None, other: None, ..*self };
+        *self = Stack { is_read: true, own: None, other: None, ..*self };
         let readable = readable(memory, sp, into).ok_or(failed)?;
         into.truncate(readable);
         self.other = Some(memory.page_start(sp)..sp + readable as u64);

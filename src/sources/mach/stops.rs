@@ -335,7 +335,7 @@ mod on_cpu_tests {
         let (before, after) = (report(100_000, 0, true), report(120_000, 0, true));
         let mut on_cpu = OnCpu::default();
         let captured = (0..200).filter(|_| on_cpu.was_on_cpu(before, after, 8_000)).count();
-        assert!((100..200).contains(&captured), "all are told to be ready while held: {captured}");
+        assert!((100..200).contains(&captured), "all are reported as ready while held: {captured}");
         let mut on_cpu = OnCpu::default();
         let captured = (0..1_000).filter(|_| on_cpu.was_on_cpu(before, before, 8_000)).count();
         assert!((400..1_000).contains(&captured), "times do not move: {captured}");

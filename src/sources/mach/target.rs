@@ -1,6 +1,6 @@
 //! A process that is sampled through its task port: polls, stops and events in the order of [`Target::next`].
 //!
-//! `MachTarget` is it, `Events` wait to be returned, `Polls` decides when threads are listed.
+//! `MachTarget`: the process; `Events` wait to be returned, `Polls` decides when threads are listed.
 //!
 //! There are no notifications of threads that start or exit, exec and exit: listing the threads before ticks
 //! shows them. `stops.rs` stops and copies threads.

@@ -1,7 +1,7 @@
 //! The task of one program: the rights to it and to its threads, its memory and its code. An exec begins
 //! another task, and nothing of this one is valid there.
 //!
-//! `Task` is it; `BsdProcess` is the process, with a new task after each exec.
+//! `Task`: the task; `BsdProcess`: its process, with a new task after each exec.
 
 use std::cell::OnceCell;
 
@@ -158,7 +158,7 @@ impl<'k> Task<'k> {
 
     /// The report on a thread right before or in a hold; `None` if it is unreliable.
     pub(super) fn report_around_stop(&mut self, id: ThreadId) -> Option<ThreadReport> {
-        self.threads.told_around_stop(self.right.kernel(), id)
+        self.threads.report_around_stop(self.right.kernel(), id)
     }
 
     /// Copies a thread's registers and stack while the task is held.

@@ -61,7 +61,7 @@ impl ThreadReport {
     }
 }
 
-fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> Kern<ThreadReport> {
+fn thread_report(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> Kern<ThreadReport> {
     let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| ThreadReport {
         user_ns: info.user_ns,
         system_ns: info.system_ns,
@@ -107,7 +107,7 @@ impl MachThread {
 
     /// Finds its stack, once, before it is copied.
     pub(super) fn prepare(&mut self, memory: &Memory<'_>) {
-        self.stack.ask(memory, self.handle);
+        self.stack.read_bounds(memory, self.handle);
     }
 
     /// Copies registers and stack while its task is held.
@@ -308,16 +308,18 @@ impl Threads {
         now_ns: u64,
     ) -> Result<ThreadStatus, Fault> {
         let thread = self.by_id.get_mut(&id).filter(|thread| !thread.has_gone).ok_or(Fault::ThreadGone)?;
-        let info = told(kernel, thread.port, self.polls_are_answered);
+        let info = thread_report(kernel, thread.port, self.polls_are_answered);
         let (told_ns, run_state) = match info {
-            Ok(told) => (told.cpu_ns(), told.run_state),
+            Ok(thread_report) => (thread_report.cpu_ns(), thread_report.run_state),
             Err(failed)
                 if is_gone(failed) && (self.polls_are_answered || failed != KernReturn::InvalidArgument) =>
             {
                 thread.has_gone = true;
                 return Err(Fault::ThreadGone);
             }
-            Err(_) if self.polls_are_answered => return Err(Fault::Transient("not told what a thread does")),
+            Err(_) if self.polls_are_answered => {
+                return Err(Fault::Transient("not thread_report what a thread does"));
+            }
             // A system without reports on threads: all of them may run.
             Err(_) => (0, RUNNING),
         };
@@ -343,12 +345,16 @@ impl Threads {
 
     /// The reports on a thread around a stop; `None` if they are unreliable: missing, or with CPU times that
     /// are always zero.
-    pub(super) fn told_around_stop(&mut self, kernel: &dyn MachKernel, id: ThreadId) -> Option<ThreadReport> {
+    pub(super) fn report_around_stop(
+        &mut self,
+        kernel: &dyn MachKernel,
+        id: ThreadId,
+    ) -> Option<ThreadReport> {
         let (is_told, are_answered) = (self.times_are_told, self.polls_are_answered);
         let thread = self.by_id.get_mut(&id).filter(|thread| is_told && !thread.has_gone)?;
-        let told = told(kernel, thread.port, are_answered);
-        thread.has_gone = told.is_err_and(is_gone);
-        told.ok()
+        let thread_report = thread_report(kernel, thread.port, are_answered);
+        thread.has_gone = thread_report.is_err_and(is_gone);
+        thread_report.ok()
     }
 
     /// A thread's own name, if it has one.

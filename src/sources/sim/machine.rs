@@ -1,6 +1,6 @@
 //! The simulated machine: threads that share CPUs in virtual time, from event to event.
 //!
-//! `Machine` is it, `Thread` a thread with its script, `StackImage` the memory of its stack.
+//! `Machine`: the machine; `Thread`: a thread with its script; `StackImage`: the memory of its stack.
 //!
 //! Input: programs, times and stop requests. Output: events in order, with every nanosecond accounted in the
 //! ledger. It is independent of the profiler's buffers, of faults and of the fake clock (see `mod.rs`).

@@ -289,11 +289,11 @@ impl Observed for SimTarget {
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         if self.faults.happens(FaultKind::ImageDeleted, None, self.clock.now_ns()) {
-            return Err(OpenError::Because("deleted from disk"));
+            return Err(OpenError::Source("deleted from disk"));
         }
         // An unmapped image is still on the simulated disk.
         let module = self.code.modules.iter().find(|module| module.identity == mapping.identity);
-        module.map(|module| ImageBytes::new(module.file.clone())).ok_or(OpenError::Because("not on disk"))
+        module.map(|module| ImageBytes::new(module.file.clone())).ok_or(OpenError::Source("not on disk"))
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {

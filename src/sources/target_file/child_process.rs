@@ -82,18 +82,16 @@ pub(super) fn open(
         (COPY, Some(file)) => Ok(TargetFile { file, about, may_hang: false, is_copy: true }),
         (ERRNO, _) => Err(io::Error::from_raw_os_error(value.cast_signed()).into()),
         (NOT_REGULAR, _) => Err(OpenError::NotRegular),
-        (FOREIGN_LINK, _) => Err(OpenError::ForeignLink { owner: value }),
+        (FOREIGN_LINK, _) => Err(OpenError::UntrustedLink { owner: value }),
         (TOO_LONG, _) => Err(OpenError::TooLong { bytes_max: COPIED_BYTES_MAX }),
-        (REASON, _) => {
-            Err(reasons().nth(value as usize).unwrap_or(OpenError::Because("it cannot be opened")))
-        }
-        _ => Err(OpenError::Because("it cannot be opened")),
+        (REASON, _) => Err(reasons().nth(value as usize).unwrap_or(OpenError::Source("it cannot be opened"))),
+        _ => Err(OpenError::Source("it cannot be opened")),
     }
 }
 
 /// All reasons without a number, in a fixed order.
 fn reasons() -> impl Iterator<Item = OpenError> {
-    let of_kernel = file_system::OF_KERNEL.iter().map(|(_, why)| OpenError::Because(why));
+    let of_kernel = file_system::OF_KERNEL.iter().map(|(_, why)| OpenError::Source(why));
     [LEASED, super::linux::OPEN_DIRECTORY].into_iter().chain(of_kernel)
 }
 
@@ -117,7 +115,7 @@ fn in_child(
             (failed(ERRNO, error.raw_os_error().unwrap_or(libc::EIO).cast_unsigned()), None)
         }
         Err(OpenError::NotRegular) => (failed(NOT_REGULAR, 0), None),
-        Err(OpenError::ForeignLink { owner }) => (failed(FOREIGN_LINK, owner), None),
+        Err(OpenError::UntrustedLink { owner }) => (failed(FOREIGN_LINK, owner), None),
         Err(OpenError::TooLong { .. }) => (failed(TOO_LONG, 0), None),
         Err(why) => {
             let is_it = |known: OpenError| known.to_string() == why.to_string();
@@ -246,7 +244,7 @@ fn receive(from: &mut UnixStream) -> Result<(Answer, Option<File>), OpenError> {
         (received, file)
     });
     if usize::try_from(received) != Ok(ANSWER_BYTES) {
-        return Err(OpenError::Because("the process that opens it was ended"));
+        return Err(OpenError::Source("the process that opens it was ended"));
     }
     // SAFETY: an answer is plain numbers, with all values valid.
     Ok((unsafe { bytes.as_ptr().cast::<Answer>().read_unaligned() }, file))

@@ -29,7 +29,7 @@ const COPIES_BYTES_MAX: u64 = 1 << 30;
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
 /// Error for a file with a lease of its owner (fcntl(2), `F_SETLEASE`).
-pub(super) const LEASED: OpenError = OpenError::Because("a lease is held on it; opening it would wait");
+pub(super) const LEASED: OpenError = OpenError::Source("a lease is held on it; opening it would wait");
 
 /// Total bytes of all copies of this run.
 static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -145,13 +145,13 @@ impl TargetFile {
         let owner = self.about.owner;
         if user.is_some_and(|user| ![0, user].contains(&owner)) {
             // Anybody can write to /tmp; perf checks the owner, too.
-            return Err(OpenError::Foreign { owner });
+            return Err(OpenError::UntrustedOwner { owner });
         }
         if self.about.links != 1 {
-            return Err(OpenError::Because("it has several names (hard links); not trusted"));
+            return Err(OpenError::Source("it has several names (hard links); not trusted"));
         }
         if self.about.mode & 0o002 != 0 {
-            return Err(OpenError::Because("anybody may write to it; not trusted"));
+            return Err(OpenError::Source("anybody may write to it; not trusted"));
         }
         Ok(())
     }

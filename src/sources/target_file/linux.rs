@@ -129,7 +129,7 @@ fn open_again(looked_at: &File, mounts_layers: bool) -> Result<TargetFile, OpenE
         return Err(OpenError::NotRegular);
     }
     let may_hang = match file_system::of(looked_at)? {
-        Storage::Kernel(why) => return Err(OpenError::Because(why)),
+        Storage::Kernel(why) => return Err(OpenError::Source(why)),
         Storage::Remote => true,
         Storage::Layers => mounts_layers,
         Storage::Local => false,
@@ -152,7 +152,7 @@ const LINKS_MAX: u32 = 40;
 const PATH_BYTES_MAX: usize = 4096;
 /// Error for a link in a directory where anybody could replace it.
 pub(super) const OPEN_DIRECTORY: OpenError =
-    OpenError::Because("a link leads through a directory of others; not followed");
+    OpenError::Source("a link leads through a directory of others; not followed");
 /// Write permission for users other than the owner.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
@@ -246,7 +246,7 @@ fn by_component(root: &File, path: &str, links: Links) -> Result<File, OpenError
         if let Links::OfUser(user) = links
             && ![0, user].contains(&meta.uid())
         {
-            return Err(OpenError::ForeignLink { owner: meta.uid() });
+            return Err(OpenError::UntrustedLink { owner: meta.uid() });
         }
         let target = read_link(&entry)?;
         if target.starts_with(b"/") {

@@ -13,7 +13,7 @@ use super::file::{About, TargetFile, cannot_open};
 pub(super) fn open(path: &Path, follow: bool) -> Result<TargetFile, OpenError> {
     let before = if follow { std::fs::metadata(path)? } else { std::fs::symlink_metadata(path)? };
     if before.is_symlink() {
-        return Err(OpenError::Because("a symbolic link; not followed"));
+        return Err(OpenError::Source("a symbolic link; not followed"));
     }
     if !before.is_file() {
         return Err(OpenError::NotRegular);
@@ -22,7 +22,7 @@ pub(super) fn open(path: &Path, follow: bool) -> Result<TargetFile, OpenError> {
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(cannot_open)?;
     let meta = file.metadata()?;
     if !meta.is_file() || (meta.dev(), meta.ino()) != (before.dev(), before.ino()) {
-        return Err(OpenError::Because("another file took its place meanwhile"));
+        return Err(OpenError::Source("another file took its place meanwhile"));
     }
     let may_hang = !is_local(&file);
     Ok(TargetFile { file, about: About::from(&meta), may_hang })

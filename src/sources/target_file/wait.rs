@@ -72,7 +72,7 @@ impl Patience {
     /// Runs an operation in another thread and waits for its result, with a bound.
     ///
     /// # Errors
-    /// [`OpenError::NoAnswer`], or the error of the operation.
+    /// [`OpenError::TimedOut`], or the error of the operation.
     pub(crate) fn wait_for<T: Send + 'static>(
         &self,
         place: FileLocation,
@@ -80,13 +80,13 @@ impl Patience {
     ) -> Result<T, OpenError> {
         let silent = || self.silent.lock().unwrap_or_else(PoisonError::into_inner);
         if self.waited_ms.load(Relaxed) >= PROCESS_WAIT_MAX.as_millis() as u64 || silent().contains(&place) {
-            return Err(OpenError::NoAnswer);
+            return Err(OpenError::TimedOut);
         }
         let (result, waited) = self.workers.wait_for(work);
         self.waited_ms.fetch_add(waited.as_millis() as u64, Relaxed);
         result.unwrap_or_else(|| {
             silent().insert(place);
-            Err(OpenError::NoAnswer)
+            Err(OpenError::TimedOut)
         })
     }
 }
@@ -139,7 +139,7 @@ impl Workers {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let known = idle().pop();
         let Some(worker) = known.or_else(start) else {
-            return (Some(Err(OpenError::Because("no thread could be started to open it"))), Duration::ZERO);
+            return (Some(Err(OpenError::Source("no thread could be started to open it"))), Duration::ZERO);
         };
         let (copying, abandoned) = (Copying::default(), Arc::new(AtomicBool::new(false)));
         let (answer, answered) = mpsc::sync_channel(1);
@@ -160,7 +160,7 @@ impl Workers {
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     debug_assert!(sent.is_ok());
-                    break Some(Err(OpenError::Because("opening it failed")));
+                    break Some(Err(OpenError::Source("opening it failed")));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -1,6 +1,6 @@
 //! A unit and the attributes of its first entry, without its line table.
 //!
-//! `OpenUnit` is it, `Index` assigns addresses to units (`Job`); `Budget` bounds the work that a file may cause,
+//! `OpenUnit`: the unit; `Index` assigns addresses to units (`Job`); `Budget` bounds the work that a file may cause,
 //! `DwarfError` is the error of this room.
 //!
 //! Input: a unit's header, hostile. Output: the data for reading its entries. gimli's own `Unit::new` also reads

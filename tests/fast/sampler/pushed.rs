@@ -234,7 +234,7 @@ impl Observed for Pushed {
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let known = self.log.images.iter().rev().find(|(known, _)| known == mapping);
-        known.map_or(Err(OpenError::Because("never asked for")), |(_, bytes)| bytes.clone())
+        known.map_or(Err(OpenError::Source("never asked for")), |(_, bytes)| bytes.clone())
     }
 }
 

@@ -147,7 +147,7 @@ impl NodeTable {
         self.index.find(of_node(parent, frame), same).copied()
     }
 
-    /// Whether `more` nodes fit.
+    /// Checks that `more` nodes fit.
     pub(super) fn reserve(&self, more: usize) -> Result<(), Full> {
         if more <= self.limit.saturating_sub(self.len) { Ok(()) } else { Err(Full::Nodes) }
     }

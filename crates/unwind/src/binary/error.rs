@@ -45,25 +45,25 @@ pub enum OpenError {
     /// The mapping no longer exists.
     Unloaded,
     /// A file in /tmp owned by neither the process's user nor root.
-    Foreign {
+    UntrustedOwner {
         /// Its owner's user id.
         owner: u32,
     },
     /// A symbolic link to a file of symbol names, owned by neither the process's user nor root.
-    ForeignLink {
+    UntrustedLink {
         /// Its owner's user id.
         owner: u32,
     },
     /// Opening or reading it timed out: a file system in user space, or on a network.
-    NoAnswer,
+    TimedOut,
     /// A file for a process id that was written before the process started.
-    Older,
+    PredatesProcess,
     /// The file of an image was found but is unusable.
-    Unfit(FormatError),
+    Format(FormatError),
     /// A file of another machine was looked for on this one.
-    NotHere(Arc<OpenError>),
+    NotOnThisMachine(Arc<OpenError>),
     /// A reason specific to one source of samples, as one line.
-    Because(&'static str),
+    Source(&'static str),
 }
 
 impl OpenError {
@@ -86,17 +86,19 @@ impl fmt::Display for OpenError {
             OpenError::Deleted => f.write_str("deleted from disk since it was loaded"),
             OpenError::Replaced => f.write_str("replaced on disk since it was loaded"),
             OpenError::Unloaded => f.write_str("unloaded in the meantime"),
-            OpenError::Foreign { owner } => {
+            OpenError::UntrustedOwner { owner } => {
                 write!(f, "it belongs to user {owner}, not to the process's; not trusted")
             }
-            OpenError::ForeignLink { owner } => {
+            OpenError::UntrustedLink { owner } => {
                 write!(f, "a link that leads to it belongs to user {owner}; not followed")
             }
-            OpenError::NoAnswer => f.write_str("its file system does not answer"),
-            OpenError::Older => f.write_str("it was last changed before the process began; not trusted"),
-            OpenError::Unfit(error) => error.fmt(f),
-            OpenError::NotHere(error) => write!(f, "not here: {error}"),
-            OpenError::Because(why) => f.write_str(why),
+            OpenError::TimedOut => f.write_str("its file system does not answer"),
+            OpenError::PredatesProcess => {
+                f.write_str("it was last changed before the process began; not trusted")
+            }
+            OpenError::Format(error) => error.fmt(f),
+            OpenError::NotOnThisMachine(error) => write!(f, "not here: {error}"),
+            OpenError::Source(why) => f.write_str(why),
         }
     }
 }
@@ -105,8 +107,8 @@ impl Error for OpenError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             OpenError::System(error) | OpenError::At { error, .. } => Some(&**error),
-            OpenError::Unfit(error) => Some(error),
-            OpenError::NotHere(error) => Some(&**error),
+            OpenError::Format(error) => Some(error),
+            OpenError::NotOnThisMachine(error) => Some(&**error),
             _ => None,
         }
     }
@@ -120,7 +122,7 @@ impl From<io::Error> for OpenError {
 
 impl From<FormatError> for OpenError {
     fn from(error: FormatError) -> OpenError {
-        OpenError::Unfit(error)
+        OpenError::Format(error)
     }
 }
 
@@ -258,7 +260,7 @@ mod tests {
     fn an_error_keeps_its_source() {
         let gone = OpenError::from(io::Error::from_raw_os_error(2));
         assert!(gone.is_not_found());
-        let chain = OpenError::NotHere(Arc::new(gone));
+        let chain = OpenError::NotOnThisMachine(Arc::new(gone));
         assert_eq!(chain.to_string(), "not here: no such file or directory");
         let system = chain.source().and_then(Error::source).and_then(<dyn Error>::downcast_ref::<io::Error>);
         assert_eq!(system.and_then(io::Error::raw_os_error), Some(2));

@@ -47,7 +47,7 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// It cannot be opened or mapped; the error lacks the path.
     fn open_outside(&self, _path: &str) -> Result<ImageBytes, OpenError> {
-        Err(OpenError::Because("no such file or directory"))
+        Err(OpenError::Source("no such file or directory"))
     }
 
     /// Opens a file written by a JIT compiler in the target, to read names from it: only the process's user and
@@ -105,7 +105,7 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// It cannot be opened; the error names the list.
     fn kernel_symbols(&self) -> Result<Box<dyn Read>, OpenError> {
-        Err(OpenError::Because("this system does not list the symbols of its kernel"))
+        Err(OpenError::Source("this system does not list the symbols of its kernel"))
     }
 
     /// Paths of debug files with a UUID that the system's index knows (Spotlight).
@@ -120,7 +120,7 @@ pub struct NoFiles;
 
 impl Files for NoFiles {
     fn open(&self, _path: &str) -> Result<ImageBytes, OpenError> {
-        Err(OpenError::Because("a simulated process has no files"))
+        Err(OpenError::Source("a simulated process has no files"))
     }
 }
 

@@ -20,7 +20,7 @@ pub enum MappingKind {
     /// Executable memory without a file: JIT code, trampolines.
     Anonymous,
     /// JIT code that its compiler registered through GDB's JIT interface (`images::GdbJit`).
-    Registered,
+    GdbJit,
 }
 
 impl MappingKind {

@@ -172,7 +172,7 @@ impl GdbJit {
                     file_offset: range.start.0,
                     avma: range,
                     path: mapping.path.clone(),
-                    kind: MappingKind::Registered,
+                    kind: MappingKind::GdbJit,
                     identity: self.files.get(order).map_or((0, 0), |file| file.identity),
                 });
             }
@@ -185,7 +185,7 @@ impl GdbJit {
 
     /// The file behind a mapping that [`GdbJit::place_in`] created, once; `None` for other mappings.
     pub fn open(&mut self, mapping: &Mapping) -> Option<Result<ImageBytes, OpenError>> {
-        if mapping.kind != MappingKind::Registered {
+        if mapping.kind != MappingKind::GdbJit {
             return None;
         }
         let mut behind = self.files.iter_mut().filter(|file| file.identity == mapping.identity);

@@ -347,12 +347,12 @@ impl Images {
             end_before = end;
             let image = self.image(process, mapping, open);
             let file_offset = match mapping.kind {
-                MappingKind::File | MappingKind::Registered => mapping.file_offset,
+                MappingKind::File | MappingKind::GdbJit => mapping.file_offset,
                 // The bytes of a vDSO are the mapping's own memory.
                 MappingKind::Vdso => 0,
                 MappingKind::Anonymous => self.label(&mapping.path),
             };
-            let is_registered = mapping.kind == MappingKind::Registered;
+            let is_registered = mapping.kind == MappingKind::GdbJit;
             regions.push(Region { start, end, file_offset, image, is_registered });
         }
         self.regions_refused += mappings.len().saturating_sub(REGIONS_MAX) as u64;
@@ -404,7 +404,7 @@ impl Images {
         let other = known.iter().rev().find(same_file).map(|index| &self.images[*index as usize]);
         let other = other.filter(|image| image.object().is_some() && is_as_loaded(image));
         let bytes = other.and_then(|image| image.bytes.clone().ok());
-        let is_registered = mapping.kind == MappingKind::Registered;
+        let is_registered = mapping.kind == MappingKind::GdbJit;
         if self.images.len() >= IMAGES_MAX || is_registered && self.registered.0 >= REGISTERED_MAX {
             self.images_refused += 1;
             return NO_IMAGE;

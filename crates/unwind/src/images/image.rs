@@ -93,7 +93,7 @@ impl Image {
         let name = match mapping.kind {
             MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
             MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
-            MappingKind::Registered => REGISTERED_NAME,
+            MappingKind::GdbJit => REGISTERED_NAME,
         };
         Image {
             path: mapping.path.clone(),

@@ -6,7 +6,7 @@
 //! conclusions depend on, `Glances` a few bytes at a time, `CodeMemory` the reads, `Requests` what one walk lacked.
 //!
 //! JIT code is replaced without notification. So bytes are read when a walk first needs them and are valid for
-//! that walk only. The walker caches its conclusions; every [`KEPT_NS`] the bytes that they depend on are read
+//! that walk only. The walker caches its conclusions; every [`RECHECK_INTERVAL_NS`] the bytes that they depend on are read
 //! again, and conclusions on changed code are dropped. Nothing is read while a thread is
 //! stopped.
 
@@ -23,7 +23,7 @@ use crate::binary::{Mapping, MappingKind, mapping};
 use crate::walk::{Code, CodeTraits, FilePlace, GLANCE_BYTES, Glance, NeedsBytes};
 
 /// How long conclusions on JIT code are kept before its bytes are read again, nanoseconds.
-pub const KEPT_NS: u64 = 1_000_000_000;
+pub const RECHECK_INTERVAL_NS: u64 = 1_000_000_000;
 /// Cost of reading a block, and of a glance (a few bytes), in instructions decoded.
 const BLOCK_COST: u64 = 100;
 const GLANCE_COST: u64 = 20;
@@ -136,10 +136,10 @@ impl JitCode {
         (self.requests.spent(), self.requests.is_over_budget())
     }
 
-    /// Every [`KEPT_NS`], reads the dependencies again, and calls `forget` with a predicate: whether the
+    /// Every [`RECHECK_INTERVAL_NS`], reads the dependencies again, and calls `forget` with a predicate: whether the
     /// conclusions on a look-up address no longer hold.
     pub fn check(&mut self, now_ns: u64, read: Read<'_>, forget: impl FnOnce(&dyn Fn(Avma) -> bool)) {
-        if self.regions.is_empty() || now_ns.saturating_sub(self.checked_ns) < KEPT_NS {
+        if self.regions.is_empty() || now_ns.saturating_sub(self.checked_ns) < RECHECK_INTERVAL_NS {
             return;
         }
         self.checked_ns = now_ns;
@@ -742,7 +742,9 @@ mod tests {
             jit.commit_dependencies(at);
         }
         let mut kept = (true, true);
-        jit.check(KEPT_NS, read, |is_forgotten| kept = (!is_forgotten(Avma(START)), !is_forgotten(far)));
+        jit.check(RECHECK_INTERVAL_NS, read, |is_forgotten| {
+            kept = (!is_forgotten(Avma(START)), !is_forgotten(far))
+        });
         kept
     }
 

@@ -18,7 +18,7 @@ pub use code::ImageView;
 pub use gdb_jit::GdbJit;
 pub use history::{IMAGES_MAX, Images, LibraryCounts, Loader, Location, REGIONS_MAX, SPACES_MAX};
 pub use image::{Image, ImageError};
-pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
+pub use jit::{CodeMemory, JitCode, RECHECK_INTERVAL_NS, Read, TargetCode};
 
 #[cfg(test)]
 mod macho_tests;

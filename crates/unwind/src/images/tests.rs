@@ -219,7 +219,7 @@ fn processes_share_files_and_keep_their_addresses_apart() {
     let mut opened = 0;
     let mut open = |_: &Mapping| {
         opened += 1;
-        Err(OpenError::Because("not needed"))
+        Err(OpenError::Source("not needed"))
     };
     let (a, b) = (mapping("/lib/a.so", 1, BASE), mapping("/lib/a.so", 1, BASE + 0x10_0000));
     let at = a.avma.start;
@@ -266,7 +266,7 @@ fn the_same_part_of_the_same_file_is_one_place_in_all_processes() {
         place
     );
     // Memory that only this process has.
-    assert_eq!(place_in(&mut images, &Mapping { kind: MappingKind::Registered, ..here.clone() }), None);
+    assert_eq!(place_in(&mut images, &Mapping { kind: MappingKind::GdbJit, ..here.clone() }), None);
     assert_eq!(place_in(&mut images, &anonymous(BASE, BASE + 0x1000)), None);
     let process = images.begin_process().unwrap();
     let bytes = ImageBytes::new(vec![0xc3; 0x1000]);

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::input::{Failure, Word, is_in_stack, why_not};
+use super::input::{StepError, Word, is_in_stack, why_not};
 use crate::addr::Avma;
 use crate::leb128::Leb128;
 use crate::walk::Input;
@@ -51,47 +51,47 @@ impl<W: Word> Machine<'_, W> {
     /// Evaluates an expression with `initial` on its stack.
     ///
     /// # Errors
-    /// [`Failure::OutsideCopy`] for stack memory above the copied bytes; [`Failure::Refused`] for other memory,
+    /// [`StepError::OutsideCopy`] for stack memory above the copied bytes; [`StepError::NotACaller`] for other memory,
     /// unknown operations and malformed expressions.
-    pub(super) fn evaluate(&self, code: &[u8], initial: Option<u64>) -> Result<u64, Failure> {
+    pub(super) fn evaluate(&self, code: &[u8], initial: Option<u64>) -> Result<u64, StepError> {
         let mut values = Values { values: [0; VALUES_MAX], len: 0 };
         if let Some(initial) = initial {
-            values.push(initial).ok_or(Failure::Refused)?;
+            values.push(initial).ok_or(StepError::NotACaller)?;
         }
         let mut at = 0;
         let mut left = OPERATIONS_MAX;
         let mut is_pointer = false;
         while at < code.len() {
-            left = left.checked_sub(1).ok_or(Failure::Refused)?;
+            left = left.checked_sub(1).ok_or(StepError::NotACaller)?;
             at = match code.get(at) {
                 Some(0x06) => {
                     self.load(&mut values, is_pointer)?;
                     is_pointer = true;
                     at + 1
                 }
-                _ => self.operation(code, at, &mut values).ok_or(Failure::Refused)?,
+                _ => self.operation(code, at, &mut values).ok_or(StepError::NotACaller)?,
             };
         }
-        values.pop().ok_or(Failure::Refused)
+        values.pop().ok_or(StepError::NotACaller)
     }
 
     /// deref; `is_pointer`: of a value from memory, which may lead to other memory (that of the stack from which a
     /// fiber of OCaml was resumed).
-    fn load(&self, values: &mut Values, is_pointer: bool) -> Result<(), Failure> {
-        let at = Avma(values.pop().ok_or(Failure::Refused)?);
+    fn load(&self, values: &mut Values, is_pointer: bool) -> Result<(), StepError> {
+        let at = Avma(values.pop().ok_or(StepError::NotACaller)?);
         let is_elsewhere = is_pointer && !is_in_stack(at, self.input);
         if at < self.lowest && !is_elsewhere {
-            return Err(Failure::Refused);
+            return Err(StepError::NotACaller);
         }
         let word = match self.input.read::<W>(at) {
             Some(word) => word,
             None if is_elsewhere => {
                 let outer = self.input.outer.and_then(|outer| outer.word(at, 1 << W::SHIFT));
-                outer.ok_or(Failure::OtherStack)?
+                outer.ok_or(StepError::OtherStack)?
             }
             None => return Err(why_not(at, self.input)),
         };
-        values.push(word).ok_or(Failure::Refused)
+        values.push(word).ok_or(StepError::NotACaller)
     }
 
     /// Executes the operation at `at`; returns the offset of the next one.
@@ -239,7 +239,7 @@ mod tests {
     use crate::walk::StackBytes;
     use crate::walk::text::Text;
 
-    fn evaluate(code: &[u8], initial: Option<u64>, lowest: u64) -> Result<u64, Failure> {
+    fn evaluate(code: &[u8], initial: Option<u64>, lowest: u64) -> Result<u64, StepError> {
         let mut registers = [0; 17];
         registers[6] = 0x1008; // rbp
         registers[7] = 0x1000; // rsp
@@ -269,14 +269,14 @@ mod tests {
         // sha512_block_data_order_avx2 of OpenSSL: breg7 -8; deref; plus_uconst 8
         let row = [0x77, 0x78, 0x06, 0x23, 8];
         assert_eq!(evaluate(&row, None, 0x1000 - 128), Ok(0x333b));
-        assert_eq!(evaluate(&row, None, 0x1000), Err(Failure::Refused));
+        assert_eq!(evaluate(&row, None, 0x1000), Err(StepError::NotACaller));
     }
 
     #[test]
     fn a_word_above_the_copy_is_distinguished_from_one_off_the_stack() {
         // breg6 N; deref, of realigned frames
-        assert_eq!(evaluate(&[0x76, 0x08, 0x06], None, 0x1000), Err(Failure::OutsideCopy));
-        assert_eq!(evaluate(&[0x76, 0x80, 0x80, 0x02, 0x06], None, 0x1000), Err(Failure::Refused));
+        assert_eq!(evaluate(&[0x76, 0x08, 0x06], None, 0x1000), Err(StepError::OutsideCopy));
+        assert_eq!(evaluate(&[0x76, 0x80, 0x80, 0x02, 0x06], None, 0x1000), Err(StepError::NotACaller));
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl Facts {
         let lookup = CodeAddress::Return(address).lookup();
         let known = match self.returns.get(lookup.0) {
             Some(known) => known,
-            None => self.ask::<P>(address, lookup.at(), code),
+            None => self.classify::<P>(address, lookup.at(), code),
         };
         match known {
             ReturnsTo::NoCode => None,
@@ -169,7 +169,7 @@ impl Facts {
 
     #[cold]
     #[inline(never)]
-    fn ask<P: Processor>(&mut self, address: Avma, lookup: Avma, code: &dyn Code) -> ReturnsTo {
+    fn classify<P: Processor>(&mut self, address: Avma, lookup: Avma, code: &dyn Code) -> ReturnsTo {
         let known = match code.is_code(lookup) {
             true if code.code(address).is_some_and(P::is_sigreturn) => ReturnsTo::Trampoline,
             true => ReturnsTo::Caller,
@@ -397,7 +397,7 @@ mod facts_tests {
     #[test]
     fn record_searches_are_cached_for_files_but_not_for_jit_code() {
         let (count, mut facts) = (Cell::new(0), Facts::default());
-        let ask = |facts: &mut Facts, pc: u64, found: Option<bool>| {
+        let classify = |facts: &mut Facts, pc: u64, found: Option<bool>| {
             let find = || {
                 count.set(count.get() + 1);
                 found
@@ -405,19 +405,19 @@ mod facts_tests {
             facts.own_record(Avma(pc), &PartlyJit, find)
         };
         for _ in 0..3 {
-            assert_eq!(ask(&mut facts, 0x1000, Some(true)), Some(true));
-            assert_eq!(ask(&mut facts, 0x1004, None), None);
+            assert_eq!(classify(&mut facts, 0x1000, Some(true)), Some(true));
+            assert_eq!(classify(&mut facts, 0x1004, None), None);
         }
         assert_eq!(count.get(), 2);
         for found in [Some(true), Some(false), None] {
-            assert_eq!(ask(&mut facts, 0x2000, found), found);
+            assert_eq!(classify(&mut facts, 0x2000, found), found);
         }
         assert_eq!(count.replace(0), 5);
         facts.forget(&|at| at == Avma(0x1000));
-        assert_eq!(ask(&mut facts, 0x1000, Some(false)), Some(false));
-        assert_eq!((ask(&mut facts, 0x1004, Some(true)), count.get()), (None, 1));
+        assert_eq!(classify(&mut facts, 0x1000, Some(false)), Some(false));
+        assert_eq!((classify(&mut facts, 0x1004, Some(true)), count.get()), (None, 1));
         facts.clear();
-        assert_eq!((ask(&mut facts, 0x1004, Some(true)), count.get()), (Some(true), 2));
+        assert_eq!((classify(&mut facts, 0x1004, Some(true)), count.get()), (Some(true), 2));
     }
 
     #[test]

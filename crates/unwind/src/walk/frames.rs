@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 
 use super::expression::Machine;
-use super::input::{Failure, why_not};
+use super::input::{StepError, why_not};
 use super::processor::{Processor, RowOf, Values};
 use super::{Input, root};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
@@ -202,10 +202,11 @@ impl<P: Processor> Frame<P> {
     }
 
     /// The CFA of a row.
-    pub(super) fn cfa(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<u64, Failure> {
+    pub(super) fn cfa(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<u64, StepError> {
         match &row.cfa {
             Cfa::Register(register, offset) => {
-                let base = self.registers.as_ref().get(usize::from(*register)).ok_or(Failure::Refused)?;
+                let base =
+                    self.registers.as_ref().get(usize::from(*register)).ok_or(StepError::NotACaller)?;
                 Ok(base.wrapping_add_signed(*offset))
             }
             Cfa::Expression(code) => self.machine(input).evaluate(code, None),
@@ -214,7 +215,7 @@ impl<P: Processor> Frame<P> {
 
     /// The caller's registers by a row of any form with this CFA, which becomes the stack pointer. The address is
     /// still that of `self`.
-    pub(super) fn by_row(&self, row: &RowOf<P>, cfa: u64, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    pub(super) fn by_row(&self, row: &RowOf<P>, cfa: u64, input: &Input<'_>) -> Result<Frame<P>, StepError> {
         let machine = self.machine(input);
         let mut next = *self;
         next.registers[usize::from(P::STACK_POINTER)] = cfa;
@@ -232,7 +233,9 @@ impl<P: Processor> Frame<P> {
                 }
                 Column::At(offset) => self.word(Avma(cfa.wrapping_add_signed(*offset)), input)?,
                 Column::Is(offset) => cfa.wrapping_add_signed(*offset),
-                Column::In(other) => *machine.registers.get(usize::from(*other)).ok_or(Failure::Refused)?,
+                Column::In(other) => {
+                    *machine.registers.get(usize::from(*other)).ok_or(StepError::NotACaller)?
+                }
                 Column::AtExpression(code) => {
                     let at = machine.evaluate(code, Some(cfa))?;
                     self.word(Avma(at), input)?
@@ -259,7 +262,7 @@ impl<P: Processor> Frame<P> {
 
     /// The word at a stack address.
     #[inline]
-    pub(super) fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
+    pub(super) fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, StepError> {
         input.read::<P::Word>(at).ok_or_else(|| why_not(at, input))
     }
 }

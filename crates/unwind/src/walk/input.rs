@@ -1,5 +1,5 @@
 //! The input of a walk (`Input`): the copied stack and its bounds, memory around it (`OuterStack`, `OtherStack`),
-//! and the target's code. `Failure` says why an address or a word cannot be used; `StackBytes` and `Words` read the
+//! and the target's code. `StepError` says why an address or a word cannot be used; `StackBytes` and `Words` read the
 //! copied stack.
 
 use super::code::Code;
@@ -75,26 +75,26 @@ pub const STACK_BYTES_MAX: u64 = 8 << 20;
 
 /// The reason why a step failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub(crate) enum StepError {
     /// It needs memory above the copied bytes.
     OutsideCopy,
     /// The result cannot be a caller.
-    Refused,
+    NotACaller,
     /// The frame is the first function of a thread.
-    First,
+    FirstFunction,
     /// The return address is null, according to unwind information.
-    Null,
+    NullReturnAddress,
     /// It needs unknown memory of another stack.
     OtherStack,
 }
 
-impl Failure {
+impl StepError {
     pub(super) fn ended(self) -> StackEnd {
         match self {
-            Failure::OutsideCopy => StackEnd::DeeperThanCopied,
-            Failure::Refused | Failure::Null => StackEnd::BrokenFrameChain,
-            Failure::First => StackEnd::Root,
-            Failure::OtherStack => StackEnd::OtherStack,
+            StepError::OutsideCopy => StackEnd::DeeperThanCopied,
+            StepError::NotACaller | StepError::NullReturnAddress => StackEnd::BrokenFrameChain,
+            StepError::FirstFunction => StackEnd::Root,
+            StepError::OtherStack => StackEnd::OtherStack,
         }
     }
 }
@@ -117,8 +117,8 @@ impl Input<'_> {
 
 /// The reason why the word at a stack address is missing.
 #[cold]
-pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
-    if is_in_stack(at, input) { Failure::OutsideCopy } else { Failure::Refused }
+pub(super) fn why_not(at: Avma, input: &Input<'_>) -> StepError {
+    if is_in_stack(at, input) { StepError::OutsideCopy } else { StepError::NotACaller }
 }
 
 /// Whether an address is, or may be, in the copied stack: in the copied bytes or above them.

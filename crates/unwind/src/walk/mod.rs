@@ -111,23 +111,23 @@ impl Unwinder {
 /// # Errors
 /// The bytes of JIT code that the walk needs; its result is void.
 pub fn unwind(
-    how: UnwindMethod,
+    unwind_method: UnwindMethod,
     registers: &Registers,
     input: &Input<'_>,
     unwinder: &mut Unwinder,
     out: &mut Frames,
 ) -> Result<WalkResult, NeedsBytes> {
     out.clear();
-    if how.is_of_arm() && registers.arch() != Arch::Arm {
+    if unwind_method.is_of_arm() && registers.arch() != Arch::Arm {
         out.push(CodeAddress::Pc(registers.pc()), Method::Context);
         return Ok(WalkResult { ended: StackEnd::NoUnwindInfo, reached: registers.sp() });
     }
     let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
     let walked = match registers {
-        Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
-        Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
-        Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
-        Registers::Arm(registers) => arm.unwind(how, registers, input, None, out),
+        Registers::X86_64(registers) => x86_64.unwind(unwind_method, registers, input, facts, out),
+        Registers::Aarch64(registers) => aarch64.unwind(unwind_method, registers, input, facts, out),
+        Registers::X86(registers) => x86.unwind(unwind_method, registers, input, facts, out),
+        Registers::Arm(registers) => arm.unwind(unwind_method, registers, input, None, out),
     };
     input.code.missing_bytes().map_or(Ok(walked), Err)
 }
@@ -137,8 +137,8 @@ pub fn unwind(
 ///
 /// # Errors
 /// The bytes of JIT code that the walk needs.
-pub fn unwind_on_two(
-    how: UnwindMethod,
+pub fn unwind_with_other_stack(
+    unwind_method: UnwindMethod,
     registers: &Registers,
     input: &Input<'_>,
     other: Option<OtherStack<'_>>,
@@ -148,10 +148,10 @@ pub fn unwind_on_two(
     match registers {
         Registers::Arm(registers) if other.is_some() => {
             out.clear();
-            let walked = unwinder.arm.unwind(how, registers, input, other, out);
+            let walked = unwinder.arm.unwind(unwind_method, registers, input, other, out);
             input.code.missing_bytes().map_or(Ok(walked), Err)
         }
-        _ => unwind(how, registers, input, unwinder, out),
+        _ => unwind(unwind_method, registers, input, unwinder, out),
     }
 }
 

@@ -12,7 +12,7 @@
 //! also have called the function of the frame below.
 
 use super::frames::Frame;
-use super::input::{Failure, is_on_other_stack};
+use super::input::{StepError, is_on_other_stack};
 use super::processor::Processor;
 use super::{Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};
@@ -63,9 +63,9 @@ impl<'a> StackSwitches<'a> {
     }
 
     /// The end of a walk after a failed step.
-    pub(super) fn ended(&self, failure: Failure) -> StackEnd {
+    pub(super) fn ended(&self, failure: StepError) -> StackEnd {
         match failure {
-            Failure::OutsideCopy if self.count > 0 => StackEnd::OtherStack,
+            StepError::OutsideCopy if self.count > 0 => StackEnd::OtherStack,
             failure => failure.ended(),
         }
     }

@@ -13,7 +13,7 @@ use super::engine::{Cache, CallRows, CallerRule, Engine, FrameSwitch, Proof, Rul
 use super::flow::paths::{Effect, FlowState};
 use super::fp::{self, Facts};
 use super::frames::{Frame, Frames, Method, UnwindMethod};
-use super::input::Failure;
+use super::input::StepError;
 use super::intel::forward::{self, Callees, CodeEnd};
 use super::intel::{Intel, call, instructions, prologue, switch_instructions};
 use super::processor::{Processor, row};
@@ -44,7 +44,7 @@ fn walk(
         RuleKind::Unusual(index) => match cache.unusual(index) {
             // A signal frame is no record, and ebp is still that of the interrupted code.
             Some(unusual) if !unusual.row.signal => frame.caller_by_row(&unusual.row, input),
-            _ => Err(Failure::Refused),
+            _ => Err(StepError::NotACaller),
         },
         RuleKind::Unknown => frame.by_record(input),
     };
@@ -63,7 +63,7 @@ fn walk(
             let (at, above) = (next.registers[EBP], Avma(next.registers[ESP]));
             fp::follow::<X86>(at, above, Some(address), input, facts, out)
         }
-        Err(Failure::OutsideCopy) => WalkResult { ended: StackEnd::DeeperThanCopied, reached: sp },
+        Err(StepError::OutsideCopy) => WalkResult { ended: StackEnd::DeeperThanCopied, reached: sp },
         _ => from_record(&frame, input, facts, out),
     }
 }
@@ -111,7 +111,7 @@ impl Unwind for X86 {
         }
     }
 
-    fn without_record(leaf: &Frame<X86>, input: &Input<'_>) -> Result<Option<(u64, u64)>, Failure> {
+    fn without_record(leaf: &Frame<X86>, input: &Input<'_>) -> Result<Option<(u64, u64)>, StepError> {
         let CodeAddress::Pc(pc) = leaf.address else { return Ok(None) };
         let Some(slot) = unframed_return_slot(pc, leaf.sp(), input.code) else { return Ok(None) };
         Ok(Some((slot.0.wrapping_add(POINTER), leaf.word(slot, input)?)))
@@ -368,15 +368,15 @@ impl Engine<X86> {
     /// Walks from the registers of a stopped thread; see [`unwind`](super::unwind).
     pub(crate) fn unwind(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         registers: &X86,
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
     ) -> WalkResult {
-        match how {
+        match unwind_method {
             UnwindMethod::FramePointer => self.by_records(registers, input, facts, out),
-            _ => self.walk(how, registers, input, out),
+            _ => self.walk(unwind_method, registers, input, out),
         }
     }
 

@@ -262,7 +262,7 @@ impl PolledStatus {
     fn activity(&mut self, wchan: &mut Wchan) -> Result<Activity, Fault> {
         if *wchan == Wchan::Reliable
             && !std::mem::take(&mut self.is_wchan_wrong)
-            && self.waits_nowhere() == Some(true)
+            && self.has_no_wchan() == Some(true)
         {
             return Ok(Activity::Runnable);
         }
@@ -271,9 +271,9 @@ impl PolledStatus {
         let state = proc::stat_state(&buffer[..len]).ok_or(Fault::ThreadGone)?;
         if *wchan == Wchan::Unknown && state == b'S' {
             // Zero may also mean that it was woken just now: then the next poll shows it.
-            let waits_nowhere = self.waits_nowhere();
+            let has_no_wchan = self.has_no_wchan();
             let len = self.stat.read_at(&mut buffer, 0).map_err(|_| Fault::ThreadGone)?;
-            *wchan = match (waits_nowhere, proc::stat_state(&buffer[..len])) {
+            *wchan = match (has_no_wchan, proc::stat_state(&buffer[..len])) {
                 (Some(false), _) => Wchan::Reliable,
                 (_, Some(b'S')) => Wchan::Hidden,
                 _ => Wchan::Unknown,
@@ -283,7 +283,7 @@ impl PolledStatus {
     }
 
     /// Whether the thread waits at no place known to the kernel; `None` if not reported.
-    fn waits_nowhere(&self) -> Option<bool> {
+    fn has_no_wchan(&self) -> Option<bool> {
         let mut first = [0; 2];
         let len = self.wchan.as_ref()?.read_at(&mut first, 0).ok()?;
         Some(first[..len] == *b"0")
@@ -334,33 +334,33 @@ mod tests {
         }
     }
 
-    fn asked(stopped: Sched, stint: Option<Stint>) -> bool {
+    fn on_cpu(stopped: Sched, stint: Option<Stint>) -> bool {
         was_on_cpu(BEFORE, stopped, StopTimes { polled_ns: 8_000, asked_ns: 10_000, seen_ns: 22_000 }, stint)
     }
 
     #[test]
     fn a_thread_without_a_switch_was_on_its_cpu() {
-        assert!(asked(after(12_000, 0, 0), None));
-        assert!(asked(after(0, 0, 0), None), "where the kernel counts nothing, nothing speaks against it");
+        assert!(on_cpu(after(12_000, 0, 0), None));
+        assert!(on_cpu(after(0, 0, 0), None), "where the kernel counts nothing, nothing speaks against it");
     }
 
     #[test]
     fn a_thread_switched_in_after_the_request_was_on_no_cpu() {
-        assert!(!asked(after(3_000, 9_000, 1), None));
-        assert!(asked(after(12_000, 4_000, 1), None), "it got there before it was asked");
-        assert!(asked(after(10_500, 4_000, 1), None), "or as long after as the look lay before");
-        assert!(!asked(after(9_500, 4_000, 1), None));
-        assert!(!asked(after(40_000, 4_000, 2), None), "it was off again");
+        assert!(!on_cpu(after(3_000, 9_000, 1), None));
+        assert!(on_cpu(after(12_000, 4_000, 1), None), "switched in before the stop request");
+        assert!(on_cpu(after(10_500, 4_000, 1), None), "or as long after it as the poll was before it");
+        assert!(!on_cpu(after(9_500, 4_000, 1), None));
+        assert!(!on_cpu(after(40_000, 4_000, 2), None), "it was off again");
     }
 
     #[test]
     fn a_thread_displaced_by_the_tracer_was_on_its_cpu() {
         let stint = Some(Stint { kept_ns: 30_000, late: false });
-        assert!(asked(after(2_000, 30_000, 1), stint));
-        assert!(asked(after(2_000, 30_900, 1), stint), "an interrupt came in between");
-        assert!(!asked(after(2_000, 29_000, 1), stint), "it was woken while the tracer ran");
-        assert!(!asked(after(2_000, 45_000, 1), stint), "it had waited before the tracer came");
-        assert!(!asked(after(2_000, 30_000, 1), Some(Stint { kept_ns: 30_000, late: true })));
+        assert!(on_cpu(after(2_000, 30_000, 1), stint));
+        assert!(on_cpu(after(2_000, 30_900, 1), stint), "an interrupt came in between");
+        assert!(!on_cpu(after(2_000, 29_000, 1), stint), "it was woken while the tracer ran");
+        assert!(!on_cpu(after(2_000, 45_000, 1), stint), "it had waited before the tracer came");
+        assert!(!on_cpu(after(2_000, 30_000, 1), Some(Stint { kept_ns: 30_000, late: true })));
     }
 
     #[test]

@@ -263,7 +263,7 @@ impl Facts {
     /// the permitted one (PTRACE_MODE_FSCREDS, PTRACE_MODE_REALCREDS).
     fn lacking(&self) -> CapabilitySet {
         let own = if self.call == Call::ReadProc { self.effective } else { self.permitted };
-        self.target.as_ref().map(|target| target.permitted.beyond(own)).unwrap_or_default()
+        self.target.as_ref().map(|target| target.permitted.difference(own)).unwrap_or_default()
     }
 
     /// Whether sudo gives this capability here: not if it is taken from everybody in a container.
@@ -408,7 +408,7 @@ impl CapabilitySet {
     }
 
     /// Those that `others` lacks.
-    pub(super) fn beyond(self, others: CapabilitySet) -> CapabilitySet {
+    pub(super) fn difference(self, others: CapabilitySet) -> CapabilitySet {
         CapabilitySet(self.0 & !others.0)
     }
 
@@ -611,7 +611,7 @@ mod facts_tests {
         assert!(docker.has(0) && !docker.has(SYS_PTRACE) && !docker.has(PERFMON));
         assert_eq!(docker.names(), "CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, ...");
         assert_eq!(CapabilitySet(1 << SYS_PTRACE | 1 << 62).names(), "CAP_SYS_PTRACE, capability 62");
-        assert!(set(status, "CapBnd").is_empty() && docker.beyond(docker).is_empty());
+        assert!(set(status, "CapBnd").is_empty() && docker.difference(docker).is_empty());
     }
 
     #[test]

@@ -548,7 +548,7 @@ impl Observed for SteppedProcess {
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let image = self.images.iter().find(|image| image.mapping.identity == mapping.identity);
         let file = image.map(|image| image.file.clone());
-        file.map(ImageBytes::new).ok_or(OpenError::Because("not on disk"))
+        file.map(ImageBytes::new).ok_or(OpenError::Source("not on disk"))
     }
 
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {

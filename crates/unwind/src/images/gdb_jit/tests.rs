@@ -90,7 +90,7 @@ fn update(registered: &mut GdbJit, images: &Images, memory: &Memory) -> bool {
 /// The ranges of registered code, in address order.
 fn placed(registered: &GdbJit) -> Vec<(u64, u64)> {
     let placed = registered.place_in(&mappings()).unwrap_or_default();
-    let code = placed.iter().filter(|mapping| mapping.kind == MappingKind::Registered);
+    let code = placed.iter().filter(|mapping| mapping.kind == MappingKind::GdbJit);
     code.map(|mapping| (mapping.avma.start.0, mapping.avma.end.0)).collect()
 }
 

@@ -14,7 +14,7 @@ mod start;
 use super::engine::{CallerRule, Unwind};
 use super::flow::paths::{Effect, FlowState};
 use super::frames::{Frame, Method};
-use super::input::Failure;
+use super::input::StepError;
 use super::processor::{self, Processor, SignalFrame, row};
 use super::runtimes::go::aarch64 as go;
 use super::{Code, Input, flow};
@@ -54,7 +54,7 @@ impl Unwind for Aarch64 {
         row.columns[LR] == Column::Undefined && row.columns[AARCH64_PC] == Column::Same
     }
 
-    fn without_record(frame: &Frame<Aarch64>, input: &Input<'_>) -> Result<Option<(u64, u64)>, Failure> {
+    fn without_record(frame: &Frame<Aarch64>, input: &Input<'_>) -> Result<Option<(u64, u64)>, StepError> {
         let CodeAddress::Pc(pc) = frame.address else { return Ok(None) };
         let (link, record) = (frame.registers[LR], frame.registers[Aarch64::FP]);
         let is_caller = record::link_is_caller(pc, link, record, input);

@@ -360,14 +360,14 @@ impl Engine<Aarch64> {
     /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
     pub(crate) fn unwind(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         registers: &Aarch64,
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
     ) -> WalkResult {
-        if how != UnwindMethod::FramePointer {
-            return self.walk(how, registers, input, out);
+        if unwind_method != UnwindMethod::FramePointer {
+            return self.walk(unwind_method, registers, input, out);
         }
         let walked = fp::by_records(out, |out| walk(registers, input, facts, out));
         let claims = walked.ended == StackEnd::Root;

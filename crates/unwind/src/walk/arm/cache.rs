@@ -109,23 +109,24 @@ impl Cache {
     }
 
     /// The rule at the address of a frame.
-    pub(super) fn rule(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Rule {
+    pub(super) fn rule(&mut self, unwind_method: UnwindMethod, frame: &Frame, code: &dyn Code) -> Rule {
         let with_bit = frame.code_address();
         let key = key(match frame.address {
             CodeAddress::Pc(_) => CodeAddress::Pc(with_bit),
             CodeAddress::Return(_) => CodeAddress::Return(with_bit),
         });
-        if let Some(rule) = self.rules[how as usize].get(key) {
+        if let Some(rule) = self.rules[unwind_method as usize].get(key) {
             return rule;
         }
         let is_return = frame.address.is_return();
         let returns = is_return
             && (Arm::returns(with_bit, code)
                 || Arm::is_sigreturn(code.code(frame.address.at()).unwrap_or_default()));
-        let kind = if is_return && !returns { RuleKind::Unknown } else { self.find(how, frame, code) };
+        let kind =
+            if is_return && !returns { RuleKind::Unknown } else { self.find(unwind_method, frame, code) };
         let rule = Rule { kind, returns };
         if code.commit_dependencies(lookup_of(key)) {
-            self.rules[how as usize].insert(key, rule);
+            self.rules[unwind_method as usize].insert(key, rule);
         }
         rule
     }
@@ -151,7 +152,7 @@ impl Cache {
         self.paths.of((target, pc), code, || flow::arrives::<Arm>(target, pc, false, code))
     }
 
-    fn find(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> RuleKind {
+    fn find(&mut self, unwind_method: UnwindMethod, frame: &Frame, code: &dyn Code) -> RuleKind {
         let (at, lookup) = (frame.address.at(), frame.address.lookup().at());
         let here = code.code(at).unwrap_or_default();
         if let Some(of) = arm::sigreturn(here) {
@@ -163,11 +164,11 @@ impl Cache {
         if ends_thread || is_in_first(lookup, code) {
             return RuleKind::Root;
         }
-        match found(how, frame, code) {
+        match found(unwind_method, frame, code) {
             Some(found) if found.row.columns[usize::from(LR)] == Column::Undefined => RuleKind::Root,
             Some(found) => self.keep(found),
             // No caller: the address is reached only from the program's entry point.
-            None if how != UnwindMethod::Scan && is_after_start(frame, code) => RuleKind::Root,
+            None if unwind_method != UnwindMethod::Scan && is_after_start(frame, code) => RuleKind::Root,
             None => RuleKind::Unknown,
         }
     }
@@ -199,7 +200,7 @@ fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
 }
 
 /// The row by one method.
-fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
+fn found(unwind_method: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();
     let certain = |row: RowArm, method| Some(RowFacts { row, method, assumes: None });
@@ -210,7 +211,7 @@ fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> 
     };
     let by_code = || by_code(frame, code);
     let by_record = || certain(unwinder::row(entry_of(frame, code)?, code)?, Method::FramePointer);
-    match how {
+    match unwind_method {
         UnwindMethod::Auto if is_return => by_cfi().or_else(by_exidx).or_else(by_code).or_else(by_record),
         UnwindMethod::Auto => by_code().or_else(by_cfi).or_else(by_exidx).or_else(by_record),
         UnwindMethod::Cfi => by_cfi(),

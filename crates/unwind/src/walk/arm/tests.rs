@@ -33,18 +33,18 @@ fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, 
 }
 
 fn walk_by(
-    how: UnwindMethod,
+    unwind_method: UnwindMethod,
     text: &Text,
     registers: &Arm,
     words: &[u32],
 ) -> (Vec<u64>, Vec<Method>, StackEnd) {
-    let (out, walked) = walk_on_two(how, text, registers, words, None);
+    let (out, walked) = walk_on_two(unwind_method, text, registers, words, None);
     (out.addresses.iter().map(|address| address.0).collect(), out.methods, walked.ended)
 }
 
 /// The complete walk. `other`: the process stack pointer, and the words there.
 fn walk_on_two(
-    how: UnwindMethod,
+    unwind_method: UnwindMethod,
     text: &Text,
     registers: &Arm,
     words: &[u32],
@@ -61,7 +61,7 @@ fn walk_on_two(
         ..Input::new(StackBytes { base: Avma(registers.r[Arm::SP]), bytes: &bytes }, text)
     };
     let mut out = Frames::default();
-    let walked = Unwinder::default().unwind(how, registers, &input, other, &mut out);
+    let walked = Unwinder::default().unwind(unwind_method, registers, &input, other, &mut out);
     (out, walked)
 }
 

@@ -12,7 +12,7 @@ use crate::binary::frame_rule::{ARM_COLUMNS, Column, RowArm};
 use crate::walk::engine::Completeness;
 use crate::walk::flow::paths::Effect;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::input::{Failure, is_on_other_stack};
+use crate::walk::input::{StepError, is_on_other_stack};
 use crate::walk::processor::Processor;
 use crate::walk::{Code, Input, OtherStack, StackEnd, WalkResult, arm, flow};
 
@@ -44,7 +44,7 @@ impl Unwinder {
         self.cache.forget(is_gone);
     }
 
-    /// Walks from the registers of a stopped thread; see [`unwind_on_two`](crate::walk::unwind_on_two).
+    /// Walks from the registers of a stopped thread; see [`unwind_with_other_stack`](crate::walk::unwind_with_other_stack).
     ///
     /// Linux samples have no status register (it is not among the user registers of
     /// arch/arm64/kernel/perf_regs.c), so the instruction set of the leaf is unknown, unless a symbol states it.
@@ -52,7 +52,7 @@ impl Unwinder {
     /// lead to one end.
     pub(crate) fn unwind<'a>(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         registers: &Arm,
         input: &Input<'a>,
         other: Option<OtherStack<'a>>,
@@ -63,13 +63,14 @@ impl Unwinder {
         // Most functions are called by code in the same instruction set.
         let of_link = registers.r[usize::from(LR)] & T32 != 0;
         let leaf = Frame::new(registers, is_t32.unwrap_or(of_link));
-        let walked = self.unwind_from(how, &leaf, input, other, out);
+        let walked = self.unwind_from(unwind_method, &leaf, input, other, out);
         if is_t32.is_some() || input.code.is_interrupted() {
             return walked;
         }
         let mut others = std::mem::take(&mut self.others);
         others.clear();
-        let in_other = self.unwind_from(how, &Frame::new(registers, !of_link), input, other, &mut others);
+        let in_other =
+            self.unwind_from(unwind_method, &Frame::new(registers, !of_link), input, other, &mut others);
         let chosen = match (walked.ended.is_complete(), in_other.ended.is_complete()) {
             (true, true) if out.addresses != others.addresses => {
                 WalkResult { ended: StackEnd::UnverifiedFrameRecord, ..walked }
@@ -86,15 +87,15 @@ impl Unwinder {
 
     fn unwind_from<'a>(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         leaf: &Frame,
         input: &Input<'a>,
         other: Option<OtherStack<'a>>,
         out: &mut Frames,
     ) -> WalkResult {
-        let walked = self.walk(how, leaf, input, other, out);
+        let walked = self.walk(unwind_method, leaf, input, other, out);
         // Frame records alone prove nothing: instructions and tables must lead to the same frames.
-        let claims = how == UnwindMethod::FramePointer && walked.ended.is_complete();
+        let claims = unwind_method == UnwindMethod::FramePointer && walked.ended.is_complete();
         let unproved = claims && !self.confirms(&out.addresses, leaf, input, other);
         WalkResult { ended: if unproved { StackEnd::UnverifiedFrameRecord } else { walked.ended }, ..walked }
     }
@@ -116,7 +117,7 @@ impl Unwinder {
 
     fn walk<'a>(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         leaf: &Frame,
         input: &Input<'a>,
         mut other: Option<OtherStack<'a>>,
@@ -129,11 +130,11 @@ impl Unwinder {
         // The needed size counts from the stack pointer of each stack.
         let (mut base, mut reached) = (start, start);
         let mut completeness = Completeness::default();
-        if how == UnwindMethod::Scan {
+        if unwind_method == UnwindMethod::Scan {
             completeness.note_scanned();
         }
         loop {
-            let (next, method) = match self.step(how, &frame, &mut completeness, &input) {
+            let (next, method) = match self.step(unwind_method, &frame, &mut completeness, &input) {
                 Step::To(caller, method) => (caller, method),
                 Step::Ends(first @ (StackEnd::Root | StackEnd::Fiber)) => {
                     let ended = completeness.at_outermost::<Arm>(first, reached, &input);
@@ -209,19 +210,19 @@ impl Unwinder {
     /// The caller of a frame, checked.
     fn step(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         frame: &Frame,
         completeness: &mut Completeness,
         input: &Input<'_>,
     ) -> Step {
-        let rule = self.cache.rule(how, frame, input.code);
+        let rule = self.cache.rule(unwind_method, frame, input.code);
         let found = match rule.kind {
             RuleKind::Root => return Step::Ends(StackEnd::Root),
             RuleKind::Row(index) => self.cache.row(index),
             RuleKind::Unknown => None,
         };
         let Some(found) = found else {
-            let by_scan = match how {
+            let by_scan = match unwind_method {
                 UnwindMethod::Auto => caller(frame, true, input),
                 UnwindMethod::Scan => caller(frame, false, input),
                 _ => None,
@@ -240,7 +241,7 @@ impl Unwinder {
         };
         let caller = match frame.by_row(&found.row, input) {
             Ok(caller) => caller,
-            Err(Failure::Refused) if is_on_other_stack(frame.sp(), input) => {
+            Err(StepError::NotACaller) if is_on_other_stack(frame.sp(), input) => {
                 return Step::Ends(StackEnd::OtherStack);
             }
             Err(failure) => return Step::Ends(failure.ended()),
@@ -261,7 +262,7 @@ impl Unwinder {
             return Step::Ends(StackEnd::BrokenFrameChain);
         }
         // Frame records prove nothing, and tables describe function bodies only.
-        completeness.note_unproved(method == Method::FramePointer && how == UnwindMethod::Auto);
+        completeness.note_unproved(method == Method::FramePointer && unwind_method == UnwindMethod::Auto);
         let is_of_bodies = matches!(method, Method::Cfi | Method::Exidx) && !frame.address.is_return();
         completeness.note_unproved(is_of_bodies && !self.instructions_agree(frame, &caller, input));
         completeness.note_unproved(self.is_in_another(frame, assumes, is_saved, input));
@@ -275,7 +276,7 @@ impl Unwinder {
             completeness.note_unproved(assumes.is_some());
             return Step::To(caller, method);
         }
-        if !self.cache.rule(how, next, input.code).returns {
+        if !self.cache.rule(unwind_method, next, input.code).returns {
             return Step::Ends(if is_made_up(next, input) {
                 StackEnd::Fiber
             } else {
@@ -393,7 +394,7 @@ impl Frame {
     }
 
     /// The caller by a row.
-    pub(super) fn by_row(&self, row: &RowArm, input: &Input<'_>) -> Result<Caller, Failure> {
+    pub(super) fn by_row(&self, row: &RowArm, input: &Input<'_>) -> Result<Caller, StepError> {
         let mut next = {
             let inner = self.inner();
             inner.by_row(row, inner.cfa(row, input)?, input)?
@@ -413,7 +414,7 @@ impl Frame {
         let raw = match (&row.columns[usize::from(LR)], self.address) {
             (Column::Same | Column::Undefined, CodeAddress::Pc(_)) => self.registers[usize::from(LR)],
             // A call has overwritten it.
-            (Column::Same | Column::Undefined, CodeAddress::Return(_)) => return Err(Failure::Refused),
+            (Column::Same | Column::Undefined, CodeAddress::Return(_)) => return Err(StepError::NotACaller),
             _ => next.registers[usize::from(LR)],
         };
         Ok(self.called_from(raw, next.registers))
@@ -506,7 +507,7 @@ pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> 
     let sp = at_entry.registers[usize::from(SP)];
     let word = |index: u64| {
         let at = Avma(sp.wrapping_add(4 * index));
-        at_entry.inner().word(at, input).map_err(Failure::ended)
+        at_entry.inner().word(at, input).map_err(StepError::ended)
     };
     let mut next = *at_entry;
     for (index, register) in (0..).zip(BASIC) {

@@ -14,7 +14,7 @@
 mod cache;
 
 use super::frames::{Frame, Frames, Method, UnwindMethod};
-use super::input::{Failure, is_on_other_stack, is_on_own_stack};
+use super::input::{StepError, is_on_other_stack, is_on_own_stack};
 use super::processor::{self, Processor, RowOf};
 use super::runtimes::LandingPad;
 use super::stack_switch::StackSwitches;
@@ -79,7 +79,7 @@ pub(crate) trait Unwind: Processor {
     ///
     /// # Errors
     /// The return address cannot be read.
-    fn without_record(leaf: &Frame<Self>, input: &Input<'_>) -> Result<Option<(u64, u64)>, Failure>;
+    fn without_record(leaf: &Frame<Self>, input: &Input<'_>) -> Result<Option<(u64, u64)>, StepError>;
 
     /// Whether a frame record certainly leads to the caller, although the code does not show that it keeps one.
     fn is_record_certain(from: &Frame<Self>, next: &Frame<Self>, input: &Input<'_>) -> bool;
@@ -112,7 +112,7 @@ pub(crate) struct Engine<P: Unwind> {
 
 /// The result of a step, and facts about the frame's address.
 struct Step<P: Unwind> {
-    next: Result<(Frame<P>, Method), Failure>,
+    next: Result<(Frame<P>, Method), StepError>,
     switch: FrameSwitch,
     proof: Proof,
     /// The CFA is relative to the stack pointer.
@@ -126,7 +126,7 @@ struct Step<P: Unwind> {
 impl<P: Unwind> Step<P> {
     fn nowhere(may_use_record: bool, is_described: bool) -> Step<P> {
         let (switch, proof) = (FrameSwitch::No, Proof::Certain);
-        Step { next: Err(Failure::Refused), switch, proof, by_sp: false, may_use_record, is_described }
+        Step { next: Err(StepError::NotACaller), switch, proof, by_sp: false, may_use_record, is_described }
     }
 }
 
@@ -148,7 +148,7 @@ impl<P: Unwind> Engine<P> {
     /// Walks from the registers of a stopped thread by unwind information and code.
     pub(crate) fn walk(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         registers: &P,
         input: &Input<'_>,
         out: &mut Frames,
@@ -169,21 +169,23 @@ impl<P: Unwind> Engine<P> {
                 ended: completeness.at_outermost::<P>(first, reached, input),
                 reached,
             };
-            let step = match self.step(how, &frame, input, out) {
+            let step = match self.step(unwind_method, &frame, input, out) {
                 Ok(step) => step,
                 Err(first) => return outermost(&completeness, first),
             };
             let (mut next, method) = match self.caller(&frame, &step, input) {
                 Ok(found) => found,
-                Err(Failure::Null) if out.methods.iter().skip(1).all(|method| *method == Method::Cfi) => {
+                Err(StepError::NullReturnAddress)
+                    if out.methods.iter().skip(1).all(|method| *method == Method::Cfi) =>
+                {
                     return outermost(&completeness, StackEnd::Fiber);
                 }
-                Err(Failure::Refused | Failure::Null)
+                Err(StepError::NotACaller | StepError::NullReturnAddress)
                     if P::LINK.is_none() && out.len() == 1 && self.is_new_thread(registers, input) =>
                 {
                     return outermost(&completeness, StackEnd::Root);
                 }
-                Err(Failure::Refused | Failure::Null) => {
+                Err(StepError::NotACaller | StepError::NullReturnAddress) => {
                     let ended = frame.end(step.may_use_record, reached, input);
                     let ended = match completeness.without_caller(&frame, step.switch, ended, input) {
                         StackEnd::BrokenFrameChain if P::REPORTS_UNDESCRIBED && !step.is_described => {
@@ -193,7 +195,7 @@ impl<P: Unwind> Engine<P> {
                     };
                     return WalkResult { ended, reached };
                 }
-                Err(Failure::First) => return outermost(&completeness, StackEnd::Root),
+                Err(StepError::FirstFunction) => return outermost(&completeness, StackEnd::Root),
                 Err(failure) => return WalkResult { ended: switches.ended(failure), reached },
             };
             if out.len() >= input.max_depth {
@@ -231,7 +233,7 @@ impl<P: Unwind> Engine<P> {
     /// The step from a frame, not yet checked; from a first function, the end of the walk.
     fn step(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         frame: &Frame<P>,
         input: &Input<'_>,
         out: &mut Frames,
@@ -239,7 +241,7 @@ impl<P: Unwind> Engine<P> {
         let rule = self.cache.rule(frame.address, input.code);
         // Frame pointers are used only for code without other information: if unwind information leads to no
         // caller, the frame record belongs to another frame.
-        let by_code = |method: Method| how == UnwindMethod::Auto && method == Method::Code;
+        let by_code = |method: Method| unwind_method == UnwindMethod::Auto && method == Method::Code;
         Ok(match rule.kind {
             RuleKind::Root => return Err(StackEnd::Root),
             RuleKind::Fiber { not_called } => {
@@ -268,7 +270,7 @@ impl<P: Unwind> Engine<P> {
                 }
                 None => Step::nowhere(false, true),
             },
-            RuleKind::Unknown => Step::nowhere(how == UnwindMethod::Auto, false),
+            RuleKind::Unknown => Step::nowhere(unwind_method == UnwindMethod::Auto, false),
         })
     }
 
@@ -278,23 +280,25 @@ impl<P: Unwind> Engine<P> {
         frame: &Frame<P>,
         step: &Step<P>,
         input: &Input<'_>,
-    ) -> Result<(Frame<P>, Method), Failure> {
+    ) -> Result<(Frame<P>, Method), StepError> {
         let checked = step.next.and_then(|(next, method)| self.check(frame, next, method, input));
         let checked = match (checked, frame.address) {
             // Where registers are exchanged, instructions are no better than rows; a row relative to a register
             // other than the stack pointer indicates this.
-            (Err(Failure::Refused), CodeAddress::Pc(pc)) if step.by_sp && step.switch == FrameSwitch::No => {
+            (Err(StepError::NotACaller), CodeAddress::Pc(pc))
+                if step.by_sp && step.switch == FrameSwitch::No =>
+            {
                 match self.cache.by_code(pc, input.code) {
                     Some(row) => frame
                         .caller_by_row(row, input)
                         .and_then(|next| self.check(frame, next, Method::Code, input)),
-                    None => Err(Failure::Refused),
+                    None => Err(StepError::NotACaller),
                 }
             }
             (checked, _) => checked,
         };
         match checked {
-            Err(Failure::Refused) if step.may_use_record => {
+            Err(StepError::NotACaller) if step.may_use_record => {
                 frame.by_record(input).and_then(|next| self.check(frame, next, Method::FramePointer, input))
             }
             other => other,
@@ -307,7 +311,7 @@ impl<P: Unwind> Engine<P> {
         next: Frame<P>,
         method: Method,
         input: &Input<'_>,
-    ) -> Result<(Frame<P>, Method), Failure> {
+    ) -> Result<(Frame<P>, Method), StepError> {
         check(from, next, method, input, |address| self.cache.rule(address, input.code).returns)
     }
 
@@ -333,20 +337,25 @@ impl<P: Unwind> Engine<P> {
 
 impl<P: Processor> Frame<P> {
     /// The link register, if it can hold the return address: a call overwrites it.
-    fn link(&self) -> Result<u64, Failure> {
+    fn link(&self) -> Result<u64, StepError> {
         match self.address {
             CodeAddress::Pc(_) => Ok(self.registers[P::RETURN_COLUMN]),
-            CodeAddress::Return(_) => Err(Failure::Refused),
+            CodeAddress::Return(_) => Err(StepError::NotACaller),
         }
     }
 
     /// The caller by a row of any form.
-    pub(crate) fn caller_by_row(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    pub(crate) fn caller_by_row(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<Frame<P>, StepError> {
         self.caller_at(row, self.cfa(row, input)?, input)
     }
 
     /// The caller by a row of any form, whose CFA is known.
-    pub(crate) fn caller_at(&self, row: &RowOf<P>, cfa: u64, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    pub(crate) fn caller_at(
+        &self,
+        row: &RowOf<P>,
+        cfa: u64,
+        input: &Input<'_>,
+    ) -> Result<Frame<P>, StepError> {
         let mut next = self.by_row(row, cfa, input)?;
         let pc = P::Columns::COUNT - 1;
         if row.signal {
@@ -399,10 +408,10 @@ impl<P: Processor> Frame<P> {
         &self,
         frame_pointer: u64,
         input: &Input<'_>,
-    ) -> Result<Frame<P>, Failure> {
+    ) -> Result<Frame<P>, StepError> {
         let record = P::frame_record(frame_pointer);
         if record < self.sp().0 || !record.is_multiple_of(P::POINTER_BYTES) {
-            return Err(Failure::Refused);
+            return Err(StepError::NotACaller);
         }
         let saved = self.word(Avma(record), input)?;
         let address = self.word(Avma(record) + P::POINTER_BYTES, input)?;
@@ -415,11 +424,11 @@ impl<P: Processor> Frame<P> {
 
 impl<P: Unwind> Frame<P> {
     /// The caller by an ordinary row.
-    pub(crate) fn ordinary(&self, row: &OrdinaryRow, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    pub(crate) fn ordinary(&self, row: &OrdinaryRow, input: &Input<'_>) -> Result<Frame<P>, StepError> {
         let registers = self.registers.as_ref();
-        let base = *registers.get(usize::from(row.cfa_register)).ok_or(Failure::Refused)?;
+        let base = *registers.get(usize::from(row.cfa_register)).ok_or(StepError::NotACaller)?;
         if base == UNKNOWN_REGISTER && row.cfa_register == P::FRAME_POINTER && P::LINK.is_none() {
-            return self.with_frame_pointer(input).ok_or(Failure::Refused)?.ordinary(row, input);
+            return self.with_frame_pointer(input).ok_or(StepError::NotACaller)?.ordinary(row, input);
         }
         let cfa = base.wrapping_add_signed(row.cfa_offset.into());
         let word = P::POINTER_BYTES.cast_signed();
@@ -441,7 +450,7 @@ impl<P: Unwind> Frame<P> {
     }
 
     /// The caller by the frame record, or the caller of a leaf at an instruction without a record.
-    pub(crate) fn by_record(&self, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+    pub(crate) fn by_record(&self, input: &Input<'_>) -> Result<Frame<P>, StepError> {
         match P::without_record(self, input)? {
             Some((sp, address)) => Ok(self.called_from(sp, address, input)),
             None => self.caller_by_record(self.registers[usize::from(P::FRAME_POINTER)], input),
@@ -468,7 +477,7 @@ pub(crate) fn check<P: Processor>(
     method: Method,
     input: &Input<'_>,
     returns: impl FnOnce(CodeAddress) -> bool,
-) -> Result<(Frame<P>, Method), Failure> {
+) -> Result<(Frame<P>, Method), StepError> {
     let is_leaf = matches!(from.address, CodeAddress::Pc(_));
     let right = match next.address {
         // A signal interrupts at any instruction, and its handler may run on a separate stack.
@@ -478,7 +487,7 @@ pub(crate) fn check<P: Processor>(
             if address == Avma(0)
                 && processor::is_first(from.address, address, frame_pointer, input.code) == Some(true)
             {
-                return Err(Failure::First);
+                return Err(StepError::FirstFunction);
             }
             if address == Avma(0)
                 && P::LINK.is_none()
@@ -486,7 +495,7 @@ pub(crate) fn check<P: Processor>(
                 && !is_leaf
                 && !is_on_own_stack(from.sp(), input)
             {
-                return Err(Failure::Null);
+                return Err(StepError::NullReturnAddress);
             }
             // A leaf may leave the stack pointer unchanged if calls do not push. If they do, a leaf that has
             // popped its return address has it in a register (`vfork`, since its child returns on the same stack).
@@ -496,7 +505,7 @@ pub(crate) fn check<P: Processor>(
             rises && next.sp().0.is_multiple_of(P::POINTER_BYTES) && returns(next.address)
         }
     };
-    if right { Ok((next, method)) } else { Err(Failure::Refused) }
+    if right { Ok((next, method)) } else { Err(StepError::NotACaller) }
 }
 
 // ---- Decides whether a walk that reached an outermost frame is complete, for the loops of all processors. Input:

@@ -113,7 +113,7 @@ impl Case<'_> {
         Case { memory, program: program(), blocked_signals: Some(IN_HANDLER), registers }
     }
 
-    fn walk(&self, how: UnwindMethod) -> (Vec<u64>, WalkResult) {
+    fn walk(&self, unwind_method: UnwindMethod) -> (Vec<u64>, WalkResult) {
         let bytes = self.memory.copy(ALT + 0x1000, 0x400);
         let stack = StackBytes { base: Avma(ALT + 0x1000), bytes: &bytes };
         let input = Input {
@@ -123,16 +123,16 @@ impl Case<'_> {
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         let registers = Registers::X86_64(self.registers);
-        let walked =
-            walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
+        let walked = walk::unwind(unwind_method, &registers, &input, &mut unwinder, &mut out)
+            .expect("all code is in images");
         (out.addresses.iter().map(|at| at.0.wrapping_sub(TEXT)).collect(), walked)
     }
 
     #[track_caller]
     fn check(&self, addresses: &[u64], ended: StackEnd) {
-        for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
-            let (found, walked) = self.walk(how);
-            assert_eq!((found.as_slice(), walked.ended), (addresses, ended), "{how:?}");
+        for unwind_method in [UnwindMethod::Auto, UnwindMethod::Cfi] {
+            let (found, walked) = self.walk(unwind_method);
+            assert_eq!((found.as_slice(), walked.ended), (addresses, ended), "{unwind_method:?}");
             // Other stacks do not count for the reach of the copy.
             assert!(walked.reached.0 < ALT + 0x2000, "{walked:?}");
         }

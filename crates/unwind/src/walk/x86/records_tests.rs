@@ -37,7 +37,7 @@ fn outermost() -> RowX86 {
 
 /// The frames of a walk from +0x40, by offset, with their methods, and the end.
 fn found(
-    how: UnwindMethod,
+    unwind_method: UnwindMethod,
     rows: &Text,
     ebp: u64,
     words: &[u64],
@@ -53,12 +53,12 @@ fn found(
     };
     let (mut unwinder, mut out) = (walk::Unwinder::default(), Frames::default());
     let registers = Registers::X86(registers);
-    let walked =
-        walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
+    let walked = walk::unwind(unwind_method, &registers, &input, &mut unwinder, &mut out)
+        .expect("all code is in images");
     let frames: Vec<_> = out.addresses.iter().map(|at| at.0 - TEXT).zip(out.methods.clone()).collect();
     // Cached facts lead to the same frames.
-    let again =
-        walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
+    let again = walk::unwind(unwind_method, &registers, &input, &mut unwinder, &mut out)
+        .expect("all code is in images");
     assert_eq!((walked, out.addresses.len()), (again, frames.len()));
     (frames, walked.ended)
 }
@@ -116,7 +116,7 @@ fn a_null_return_address_ends_a_fiber_but_not_the_threads_own_stack() {
 fn records_lead_through_unknown_code_and_prove_nothing() {
     let rows = calls(&[]);
     let words = [9, STACK + 0x10, TEXT + 0x104, 9, 0, TEXT + 0x204];
-    let by = |how| found(how, &rows, STACK + 4, &words, None);
+    let by = |unwind_method| found(unwind_method, &rows, STACK + 4, &words, None);
     let record = |at| (at, Method::FramePointer);
     let frames = vec![LEAF, record(0x103), record(0x203)];
     assert_eq!(by(UnwindMethod::Auto), (frames.clone(), StackEnd::NoUnwindInfo));

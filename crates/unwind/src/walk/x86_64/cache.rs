@@ -36,7 +36,7 @@ pub(crate) struct Cache {
     pub(super) by_calls: CallRows<X86_64>,
     callees: Callees,
     shared: SharedRules,
-    fruitless: FollowLimit,
+    follow_limit: FollowLimit,
     /// Success of following calls in stack scans.
     pub(super) searches: FollowLimit,
 }
@@ -77,7 +77,7 @@ pub(super) struct FollowLimit {
     /// Addresses without a caller minus those with one.
     balance: u32,
     /// Number of addresses followed.
-    asked: u32,
+    followed: u32,
 }
 
 impl FollowLimit {
@@ -85,21 +85,21 @@ impl FollowLimit {
     const BALANCE_MAX: u32 = 64;
     /// The reduction of the balance for an address with a certain caller. One with an uncertain caller reduces it
     /// by 1.
-    pub(super) const OF_FRUIT: u32 = 16;
+    pub(super) const CERTAIN_CALLER_CREDIT: u32 = 16;
     /// One in this many addresses gets a full search, to detect that code leads to callers again.
     const WHOLE_EACH: u32 = 16;
 
     /// Whether the search for the next address should be short.
     pub(super) fn is_short(&mut self) -> bool {
-        self.asked = self.asked.wrapping_add(1);
-        self.balance >= FollowLimit::BALANCE_MAX && !self.asked.is_multiple_of(FollowLimit::WHOLE_EACH)
+        self.followed = self.followed.wrapping_add(1);
+        self.balance >= FollowLimit::BALANCE_MAX && !self.followed.is_multiple_of(FollowLimit::WHOLE_EACH)
     }
 
-    /// Records an address; `worth` is 0 if no caller was found.
-    pub(super) fn note(&mut self, worth: u32) {
-        self.balance = match worth {
+    /// Records an address; `credit` is 0 if no caller was found.
+    pub(super) fn note(&mut self, credit: u32) {
+        self.balance = match credit {
             0 => (self.balance + 1).min(2 * FollowLimit::BALANCE_MAX),
-            worth => self.balance.saturating_sub(worth),
+            credit => self.balance.saturating_sub(credit),
         };
     }
 }
@@ -145,7 +145,7 @@ impl Cache {
         self.kept(rule).map(|kept| &kept.row)
     }
 
-    /// Whether the caller of a rule is reliable; valid until the next address is learned.
+    /// What the code at a rule's address replaces while it runs; valid until the next address is learned.
     pub(super) fn switch(&self, rule: Rule) -> FrameSwitch {
         self.kept(rule).map_or(FrameSwitch::No, |kept| kept.switch)
     }
@@ -218,13 +218,13 @@ impl Cache {
             self.rules.insert(key(address), rule);
             return rule;
         }
-        self.callees.follow_little(is_jit && self.fruitless.is_short());
+        self.callees.follow_little(is_jit && self.follow_limit.is_short());
         self.callees.begin_row();
         let (found, returns) = find(address, code, &mut self.callees, marks);
-        let worth = match found {
+        let credit = match found {
             CallerRule::Nothing => 0,
             CallerRule::Unproved(..) => 1,
-            _ => FollowLimit::OF_FRUIT,
+            _ => FollowLimit::CERTAIN_CALLER_CREDIT,
         };
         let proof = Proof::Certain;
         let (rule, saved) = match found {
@@ -257,7 +257,7 @@ impl Cache {
             return rule;
         }
         if is_jit {
-            self.fruitless.note(worth);
+            self.follow_limit.note(credit);
         }
         self.insert(address, rule, saved);
         let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.is_exhausted();

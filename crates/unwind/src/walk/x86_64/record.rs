@@ -14,7 +14,7 @@ use super::{RBP, RSP, leaf};
 use crate::addr::Avma;
 use crate::arch::X86_64;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::input::{Failure, Words};
+use crate::walk::input::{StepError, Words};
 use crate::walk::{Code, Input, StackEnd, WalkResult};
 
 /// Limit on bytes of a function searched for its prologue.
@@ -182,7 +182,7 @@ impl Unwinder {
             frame = match self.check(&frame, next, Method::FramePointer, input) {
                 Ok((next, _)) => next,
                 // In code where threads begin, which also keeps a record.
-                Err(Failure::First) => return Some(WalkResult { ended: StackEnd::Root, reached }),
+                Err(StepError::FirstFunction) => return Some(WalkResult { ended: StackEnd::Root, reached }),
                 Err(_) => return None,
             };
             reached = frame.sp();

@@ -23,7 +23,7 @@ pub(super) struct StackBase {
     pub fiber: bool,
 }
 
-/// Whether an address is in the first function of a stack.
+/// The stack base whose first function contains an address.
 pub(super) fn at(address: CodeAddress, code: &dyn Code) -> Option<StackBase> {
     let at = address.at();
     let returned = matches!(address, CodeAddress::Return(_));

@@ -25,7 +25,7 @@ use crate::binary::frame_rule::RETURN_ADDRESS;
 use crate::walk::engine::{Completeness, FrameSwitch, Proof, check};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::input::{Failure, Words, is_on_other_stack};
+use crate::walk::input::{StepError, Words, is_on_other_stack};
 use crate::walk::intel::{call, prologue};
 use crate::walk::runtimes::{self, go};
 use crate::walk::stack_switch::StackSwitches;
@@ -43,7 +43,7 @@ pub(crate) struct Unwinder {
 /// A step from a frame.
 struct CheckedStep {
     /// The caller, if there can be one.
-    found: Result<(Frame, Method), Failure>,
+    found: Result<(Frame, Method), StepError>,
     /// Only a frame record was left to try.
     may_use_record: bool,
     /// The rule leads to code on another stack than the copied one.
@@ -144,14 +144,14 @@ impl Unwinder {
     /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
     pub(crate) fn unwind(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         registers: &X86_64,
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
     ) -> WalkResult {
-        if how != UnwindMethod::FramePointer {
-            return self.walk(how, registers, input, out);
+        if unwind_method != UnwindMethod::FramePointer {
+            return self.walk(unwind_method, registers, input, out);
         }
         if let Some(complete) = self.by_ordinary_records(registers, input, out) {
             return complete;
@@ -183,7 +183,7 @@ impl Unwinder {
     /// Walks by unwind information and code.
     fn walk(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         registers: &X86_64,
         input: &Input<'_>,
         out: &mut Frames,
@@ -195,14 +195,14 @@ impl Unwinder {
         if run.rule.kind() == RuleKind::Root {
             return WalkResult { ended: StackEnd::Root, reached: run.sp };
         }
-        self.walk_on(how, (registers, start), run, input, out)
+        self.walk_on(unwind_method, (registers, start), run, input, out)
     }
 
     /// Handles walks that no single run completes. Separate, to keep those that one completes short.
     #[inline(never)]
     fn walk_on(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         (registers, start): (&X86_64, CodeAddress),
         run: Run,
         input: &Input<'_>,
@@ -210,7 +210,7 @@ impl Unwinder {
     ) -> WalkResult {
         let mut frame = Frame::new(registers, input.address_mask);
         frame.address = start;
-        let mut walked = self.follow(how, &mut frame, run, input, out);
+        let mut walked = self.follow(unwind_method, &mut frame, run, input, out);
         if input.code.is_interrupted() {
             return walked;
         }
@@ -220,7 +220,7 @@ impl Unwinder {
         {
             return WalkResult { ended: StackEnd::Root, ..walked };
         }
-        if how == UnwindMethod::Auto && walked.ended == StackEnd::BrokenFrameChain {
+        if unwind_method == UnwindMethod::Auto && walked.ended == StackEnd::BrokenFrameChain {
             walked = self.reconnect(&frame, walked, input, out);
         }
         if walked.ended == StackEnd::BrokenFrameChain && self.is_undescribed(frame.address, input) {
@@ -249,7 +249,7 @@ impl Unwinder {
     /// Records whether a stack scan found a caller by following calls.
     pub(super) fn note_search(&mut self, followed: u32, is_found: bool) {
         if followed > 0 {
-            self.cache.searches.note(if is_found { FollowLimit::OF_FRUIT } else { 0 });
+            self.cache.searches.note(if is_found { FollowLimit::CERTAIN_CALLER_CREDIT } else { 0 });
         }
     }
 
@@ -266,13 +266,13 @@ impl Unwinder {
     /// the last one.
     pub(super) fn go_on(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         frame: &mut Frame,
         input: &Input<'_>,
         out: &mut Frames,
     ) -> WalkResult {
         let run = self.run_from(frame, input, out);
-        self.follow(how, frame, run, input, out)
+        self.follow(unwind_method, frame, run, input, out)
     }
 
     fn run_from(&mut self, frame: &Frame, input: &Input<'_>, out: &mut Frames) -> Run {
@@ -283,7 +283,7 @@ impl Unwinder {
     /// Continues after a run that began at `frame`.
     fn follow(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         frame: &mut Frame,
         mut run: Run,
         input: &Input<'_>,
@@ -313,7 +313,7 @@ impl Unwinder {
                 Ok(cfa) => cfa,
                 Err(ended) => return progress.ends(ended),
             };
-            let step = self.checked_step(how, frame, (rule, cfa), input);
+            let step = self.checked_step(unwind_method, frame, (rule, cfa), input);
             let (mut next, method) = match step.found {
                 Ok(found) => found,
                 Err(failure) => {
@@ -389,7 +389,7 @@ impl Unwinder {
     /// The end of the walk at a frame without a known caller; `methods`: the methods of the frames.
     fn without_caller(
         &self,
-        failure: Failure,
+        failure: StepError,
         (frame, rule): (&Frame, Rule),
         step: &CheckedStep,
         progress: &Progress,
@@ -397,7 +397,7 @@ impl Unwinder {
         input: &Input<'_>,
     ) -> StackEnd {
         match failure {
-            Failure::Null if may_end_in_null(rule, methods) => {
+            StepError::NullReturnAddress if may_end_in_null(rule, methods) => {
                 match stack_base::loads_stack_pointer_before(frame.address, input.code) {
                     true => StackEnd::StackSwitch,
                     false => progress.at_outermost(StackEnd::Fiber, input),
@@ -405,8 +405,8 @@ impl Unwinder {
             }
             // A call is in progress, so registers are not being switched: its caller left its stack (system calls
             // of Wine).
-            Failure::Refused if step.leads_to_other_stack => StackEnd::OtherStack,
-            Failure::Refused | Failure::Null => {
+            StepError::NotACaller if step.leads_to_other_stack => StackEnd::OtherStack,
+            StepError::NotACaller | StepError::NullReturnAddress => {
                 let ended = match self.cache.unusual(rule) {
                     _ if step.may_use_record => match frame.end_of_records(frame.sp(), input) {
                         StackEnd::Root => StackEnd::Root,
@@ -421,7 +421,7 @@ impl Unwinder {
                 };
                 progress.completeness.without_caller(frame, step.switch, ended, input)
             }
-            Failure::First => progress.at_outermost(StackEnd::Root, input),
+            StepError::FirstFunction => progress.at_outermost(StackEnd::Root, input),
             failure => progress.switches.ended(failure),
         }
     }
@@ -430,7 +430,7 @@ impl Unwinder {
     /// nothing else is known.
     fn checked_step(
         &mut self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         frame: &Frame,
         (rule, cfa): (Rule, Option<u64>),
         input: &Input<'_>,
@@ -451,14 +451,14 @@ impl Unwinder {
         let mut found = step.and_then(|(next, method)| self.check(frame, next, method, input));
         // Frame pointers are used only for code without other information: if unwind information leads to no
         // caller, the frame record belongs to another frame.
-        let may_use_record = how == UnwindMethod::Auto
+        let may_use_record = unwind_method == UnwindMethod::Auto
             && (rule.kind() == RuleKind::Unknown || matches!(method, Method::Code | Method::FramePointer));
-        if may_use_record && matches!(found, Err(Failure::Refused)) {
+        if may_use_record && matches!(found, Err(StepError::NotACaller)) {
             let returns = |at| self.cache.is_return(at, input.code);
             let only = runtimes::only_return_address(frame, input, returns);
-            found = only.map(|next| (next, Method::Scan)).ok_or(Failure::Refused);
+            found = only.map(|next| (next, Method::Scan)).ok_or(StepError::NotACaller);
         }
-        if may_use_record && matches!(found, Err(Failure::Refused)) {
+        if may_use_record && matches!(found, Err(StepError::NotACaller)) {
             found = frame
                 .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
                 .and_then(|next| self.check(frame, next, Method::FramePointer, input));
@@ -543,7 +543,7 @@ impl Unwinder {
         steps: usize,
         completeness: &mut Completeness,
         input: &Input<'_>,
-    ) -> Result<(), (Failure, usize)> {
+    ) -> Result<(), (StepError, usize)> {
         for done in 0..steps {
             let rule = self.cache.rule(frame.address, input.code);
             completeness.note_ordinary(rule.kind() == RuleKind::StackPointer, frame);
@@ -559,7 +559,7 @@ impl Unwinder {
         next: Frame,
         method: Method,
         input: &Input<'_>,
-    ) -> Result<(Frame, Method), Failure> {
+    ) -> Result<(Frame, Method), StepError> {
         check(from, next, method, input, |address| self.cache.rule(address, input.code).returns())
     }
 }
@@ -618,23 +618,23 @@ pub(super) type Frame = crate::walk::frames::Frame<X86_64>;
 
 impl Frame {
     /// The caller by the rule at the frame's address.
-    pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
+    pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, StepError> {
         match rule.kind() {
             RuleKind::FramePointer if self.registers[RBP] == UNKNOWN_REGISTER => {
                 let saved = cache.saved(self.address, input.code);
-                self.with_frame_pointer(input).ok_or(Failure::Refused)?.ordinary(rule, saved, input)
+                self.with_frame_pointer(input).ok_or(StepError::NotACaller)?.ordinary(rule, saved, input)
             }
             RuleKind::StackPointer | RuleKind::FramePointer => {
                 let saved = cache.saved(self.address, input.code);
                 self.ordinary(rule, saved, input)
             }
-            RuleKind::Unusual => self.caller_by_row(cache.unusual(rule).ok_or(Failure::Refused)?, input),
+            RuleKind::Unusual => self.caller_by_row(cache.unusual(rule).ok_or(StepError::NotACaller)?, input),
             RuleKind::Marked => self.by_record(None, input),
-            RuleKind::Unknown | RuleKind::Root | RuleKind::Fiber => Err(Failure::Refused),
+            RuleKind::Unknown | RuleKind::Root | RuleKind::Fiber => Err(StepError::NotACaller),
         }
     }
 
-    fn ordinary(&self, rule: Rule, saved: SavedRegisters, input: &Input<'_>) -> Result<Frame, Failure> {
+    fn ordinary(&self, rule: Rule, saved: SavedRegisters, input: &Input<'_>) -> Result<Frame, StepError> {
         // Swift marks frame pointers above their address (see `fp::follow`).
         let base = match rule.kind() {
             RuleKind::StackPointer => self.registers[RSP],
@@ -655,7 +655,7 @@ impl Frame {
 
     /// The caller by the frame record at rbp, or, for a leaf at an instruction without a record, by the return
     /// address this many bytes above the stack pointer.
-    pub(super) fn by_record(&self, unframed: Option<u64>, input: &Input<'_>) -> Result<Frame, Failure> {
+    pub(super) fn by_record(&self, unframed: Option<u64>, input: &Input<'_>) -> Result<Frame, StepError> {
         match unframed {
             Some(bytes) => {
                 let slot = Avma(self.sp().0.wrapping_add(bytes));

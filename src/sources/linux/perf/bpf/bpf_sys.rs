@@ -78,7 +78,7 @@ pub(crate) fn load_program(kind: ProgramKind, instructions: &[u64]) -> io::Resul
     // SAFETY: the pointers in `load` (instructions, a literal) are live during the call, which retains neither.
     let fd = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
-    unsafe { sys::made(fd) }
+    unsafe { sys::owned_fd(fd) }
 }
 
 /// `union bpf_attr` for BPF_PROG_TEST_RUN.
@@ -160,7 +160,7 @@ fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
     // SAFETY: `create` contains no pointers.
     let fd = unsafe { bpf(BPF_MAP_CREATE, &mut create) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
-    unsafe { sys::made(fd) }
+    unsafe { sys::owned_fd(fd) }
 }
 
 /// Sets or removes the value of a key. A full map or a missing key is ignored.

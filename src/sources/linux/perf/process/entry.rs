@@ -1,6 +1,6 @@
 //! One sampled process: its name and threads, what records reported about it, its images.
 //!
-//! `ProcessEntry` is it, `ProcessImages` reads its images, `MmapHistory` has its mappings by records.
+//! `ProcessEntry`: the process; `ProcessImages` reads its images, `MmapHistory` has its mappings by records.
 //!
 //! Much of it outlives the process: the frames of one that ran for two milliseconds are named by its records, and
 //! by the files of its parent.

@@ -32,14 +32,14 @@ fn open_as(mut attributes: perf_event_attr, tid: pid_t, cpu: c_int) -> io::Resul
     let fd =
         unsafe { perf_event_open(&raw mut attributes, tid, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
-    unsafe { made(fd.into()) }
+    unsafe { owned_fd(fd.into()) }
 }
 
 /// Takes ownership of a system call's descriptor, or returns the error in `errno`.
 ///
 /// # Safety
 /// `fd` must be negative, with `errno` set, or a new descriptor without an owner.
-pub(crate) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
+pub(crate) unsafe fn owned_fd(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -237,7 +237,7 @@ pub(crate) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open(2) takes only two numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     // SAFETY: the call above returned this new descriptor; no other value owns it.
-    unsafe { made(fd) }
+    unsafe { owned_fd(fd) }
 }
 
 /// Waits until a descriptor is readable; returns which ones are. A descriptor with only a hang-up, like the event

@@ -54,8 +54,9 @@ const FAILED_MAX: u32 = 32;
 /// Minimum number of pieces of a tail, and growth where the tail does not suffice.
 const PIECES_MIN: u32 = 4;
 const GROWTH: u32 = 4;
-/// See [`ThreadTail::backoff`].
+/// Samples without a larger tail after a useless one: at first.
 const FIRST_BACKOFF: u32 = 32;
+/// At most.
 const BACKOFF_MAX: u32 = 1 << 14;
 /// Offset of the stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h,
 /// arch/arm64/include/uapi/asm/ptrace.h), if known.

@@ -47,7 +47,7 @@ fn check(
 
 #[track_caller]
 fn check_by(
-    how: UnwindMethod,
+    unwind_method: UnwindMethod,
     rows: &Text,
     set: &[(usize, u64)],
     words: &[u64],
@@ -69,8 +69,8 @@ fn check_by(
     let mut out = Frames::default();
     let registers = walk_registers(registers);
     for again in [false, true] {
-        let walked =
-            walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
+        let walked = walk::unwind(unwind_method, &registers, &input, &mut unwinder, &mut out)
+            .expect("all code is in images");
         let found: Vec<_> = out.addresses.iter().map(|at| at.0 - TEXT).zip(out.methods.clone()).collect();
         assert_eq!((found.as_slice(), walked.ended), (expected, ended), "again: {again}");
         if again {

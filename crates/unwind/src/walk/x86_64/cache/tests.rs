@@ -82,15 +82,15 @@ fn a_system_call_that_ends_a_trampoline_has_the_signal_frame() {
 
 #[test]
 fn code_without_callers_is_followed_less_until_it_has_some() {
-    let mut fruitless = FollowLimit::default();
-    let nowhere = |fruitless: &mut FollowLimit, times: u32| (0..times).for_each(|_| fruitless.note(0));
-    nowhere(&mut fruitless, FollowLimit::BALANCE_MAX - 1);
-    assert!((0..64).all(|_| !fruitless.is_short()));
-    nowhere(&mut fruitless, 1000);
-    let short = (0..64).filter(|_| fruitless.is_short()).count();
+    let mut follow_limit = FollowLimit::default();
+    let nowhere = |follow_limit: &mut FollowLimit, times: u32| (0..times).for_each(|_| follow_limit.note(0));
+    nowhere(&mut follow_limit, FollowLimit::BALANCE_MAX - 1);
+    assert!((0..64).all(|_| !follow_limit.is_short()));
+    nowhere(&mut follow_limit, 1000);
+    let short = (0..64).filter(|_| follow_limit.is_short()).count();
     assert_eq!(short, 60, "the others are followed as far as ever");
-    (0..5).for_each(|_| fruitless.note(FollowLimit::OF_FRUIT));
-    assert!((0..64).all(|_| !fruitless.is_short()));
+    (0..5).for_each(|_| follow_limit.note(FollowLimit::CERTAIN_CALLER_CREDIT));
+    assert!((0..64).all(|_| !follow_limit.is_short()));
 }
 
 /// The same, with an instruction of an epilogue at +4.

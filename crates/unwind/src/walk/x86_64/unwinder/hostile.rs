@@ -62,9 +62,9 @@ fn hostile_rows_stacks_and_registers_end_within_the_depth() {
             ..Input::new(StackBytes { base: Avma(registers.gpr[RSP]), bytes: &bytes }, &rows)
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
+        for unwind_method in [UnwindMethod::Auto, UnwindMethod::Cfi] {
             out.clear();
-            unwinder.walk(how, &registers, &input, &mut out);
+            unwinder.walk(unwind_method, &registers, &input, &mut out);
             assert!((1..=64).contains(&out.len()) && out.methods.len() == out.len(), "seed {seed}");
         }
     }

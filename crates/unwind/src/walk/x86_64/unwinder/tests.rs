@@ -43,14 +43,14 @@ struct Case {
 
 impl Case {
     /// Walks from TEXT+0, or from register 16; addresses are relative to TEXT.
-    fn walk(&self, how: UnwindMethod) -> (Vec<u64>, Vec<Method>, StackEnd) {
-        let (addresses, methods, walked) = self.walk_below(how, None, None);
+    fn walk(&self, unwind_method: UnwindMethod) -> (Vec<u64>, Vec<Method>, StackEnd) {
+        let (addresses, methods, walked) = self.walk_below(unwind_method, None, None);
         (addresses, methods, walked.ended)
     }
 
     fn walk_below(
         &self,
-        how: UnwindMethod,
+        unwind_method: UnwindMethod,
         stack_top: Option<u64>,
         stack_limit: Option<u64>,
     ) -> (Vec<u64>, Vec<Method>, WalkResult) {
@@ -66,7 +66,7 @@ impl Case {
         let is_copied = (STACK..STACK + 8 * self.words.len() as u64).contains(&sp);
         let limits = (stack_top.map(Avma), stack_limit.map(Avma));
         let base = if is_copied { STACK } else { sp };
-        walk_from(&calls(self.rows.clone()), how, &registers, base, &self.words, limits)
+        walk_from(&calls(self.rows.clone()), unwind_method, &registers, base, &self.words, limits)
     }
 
     #[track_caller]
@@ -166,7 +166,7 @@ fn interrupted_code_is_no_call_and_has_all_its_registers() {
 /// The frames of a walk, relative to TEXT, with words from `base` on; `limits` are the stack's top and end.
 fn walk_from(
     code: &dyn Code,
-    how: UnwindMethod,
+    unwind_method: UnwindMethod,
     registers: &X86_64,
     base: u64,
     words: &[u64],
@@ -176,7 +176,7 @@ fn walk_from(
     let stack = StackBytes { base: Avma(base), bytes: &bytes };
     let input = Input { stack_top, stack_limit, max_depth: 16, ..Input::new(stack, code) };
     let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-    let walked = unwinder.walk(how, registers, &input, &mut out);
+    let walked = unwinder.walk(unwind_method, registers, &input, &mut out);
     (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), out.methods, walked)
 }
 
@@ -214,8 +214,8 @@ fn a_handler_on_a_separate_stack_is_distinguished_from_a_broken_stack() {
             words: vec![TEXT + 11, sp, TEXT + 31, 0],
             registers: vec![],
         };
-        for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
-            let (addresses, _, walked) = case.walk_below(how, stack_top, stack_limit);
+        for unwind_method in [UnwindMethod::Auto, UnwindMethod::Cfi] {
+            let (addresses, _, walked) = case.walk_below(unwind_method, stack_top, stack_limit);
             assert_eq!((addresses.as_slice(), walked.ended), (&[0, 11, 31][..], ended), "{sp:#x}");
             // Other stacks do not count for the reach of the copy.
             assert!(ended != StackEnd::OtherStack || walked.reached == Avma(STACK + 8), "{walked:?}");
@@ -450,15 +450,20 @@ fn code_of_v8_is_followed_only_for_frames_without_a_marker() {
         let mut unwinder = Unwinder::default();
         for _ in 0..2 {
             // By frame pointers alone, without a marker, the function in between would be missing.
-            for how in
+            for unwind_method in
                 [UnwindMethod::Auto, UnwindMethod::FramePointer].into_iter().take(1 + usize::from(is_marked))
             {
                 let mut out = Frames::default();
-                let walked = unwinder.unwind(how, &registers, &input, &mut Facts::default(), &mut out);
+                let walked =
+                    unwinder.unwind(unwind_method, &registers, &input, &mut Facts::default(), &mut out);
                 let addresses: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
-                assert_eq!(addresses, [0, 109, 19], "{below:x?} {how:?}");
+                assert_eq!(addresses, [0, 109, 19], "{below:x?} {unwind_method:?}");
                 assert_eq!(out.methods[2], Method::FramePointer);
-                assert_eq!(walked.ended == StackEnd::Root, is_marked, "{below:x?} {how:?} {walked:?}");
+                assert_eq!(
+                    walked.ended == StackEnd::Root,
+                    is_marked,
+                    "{below:x?} {unwind_method:?} {walked:?}"
+                );
             }
         }
         asked.push(code.1.get());
