@@ -106,7 +106,7 @@ impl Unwinder {
     }
 }
 
-/// Walks by the method `how`. Clears `out`, then pushes each frame, leaf first.
+/// Walks by a method. Clears `out`, then pushes each frame, leaf first.
 ///
 /// # Errors
 /// The bytes of JIT code that the walk needs; its result is void.
@@ -132,7 +132,7 @@ pub fn unwind(
     input.code.missing_bytes().map_or(Ok(walked), Err)
 }
 
-/// Walks by the method `how` with a second copied stack. The needed size of each stack counts from its own stack
+/// Walks with a second copied stack. The needed size of each stack counts from its own stack
 /// pointer; [`WalkResult::reached`] is the larger of the two, as an address of the first stack.
 ///
 /// # Errors
