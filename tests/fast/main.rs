@@ -15,8 +15,8 @@ mod sim_kernel;
 mod firefox;
 mod golden;
 mod hostile_profiles;
+mod jit_code;
 mod mach_kernel;
-mod made_code;
 mod sampler;
 mod saved;
 #[cfg(unix)]

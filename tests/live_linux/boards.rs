@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::gdb_stub::{OFTEN, Stub, free_port, is_listening, record};
-use crate::support::{Recorded, Stack, installed, live, made, record_until, rounds, stackprof, wait_for};
+use crate::support::{
+    Recorded, Stack, built_once, installed, live, record_until, rounds, stackprof, wait_for,
+};
 
 const LEAVES: [&str; 4] = ["leaf_40", "leaf_30", "leaf_20", "leaf_10"];
 
@@ -18,7 +20,7 @@ pub(crate) fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<Pa
         installed(&[name])?;
     }
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/boards/build.sh");
-    let elf = made(&format!("{board}-{compiler}{}.elf", flags.concat()), |elf| {
+    let elf = built_once(&format!("{board}-{compiler}{}.elf", flags.concat()), |elf| {
         let output = Command::new(build).arg(elf).args([board, compiler]).args(flags).output().unwrap();
         assert!(output.status.success(), "{board}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(())
@@ -199,7 +201,7 @@ fn firmware_of_aarch64(name: &str, flags: &[&str]) -> Option<PathBuf> {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
-    let elf = made(name, |elf| {
+    let elf = built_once(name, |elf| {
         let objects = ["start.S", "main.c"].map(|source| {
             let object = elf.with_extension(format!("{source}.o"));
             let mut command = Command::new(&clang);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::support::{
-    Recorded, Stack, compile, installed, launch, live, made, not_here, record_until, sampled, sources,
+    Recorded, Stack, built_once, compile, installed, launch, live, not_here, record_until, sampled, sources,
 };
 
 /// A case: its program, a condition for each complete stack, and one for the expected stack.
@@ -192,7 +192,7 @@ fn callers_of_unusual_frames_are_found() {
 fn musl() -> Option<PathBuf> {
     let compiler = installed(&["musl-gcc"])?;
     let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sorting.c");
-    let built = made("sorting_musl", |into| {
+    let built = built_once("sorting_musl", |into| {
         let mut build = Command::new(&compiler);
         let output =
             build.args(["-O2", "-static", "-o"]).arg(into).arg(&source).arg("-pthread").output().unwrap();

@@ -11,7 +11,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Stack, attach, compile, installed, launch, live, made, record_until, sources, wait_for_cpu_time,
+    Fixture, Stack, attach, built_once, compile, installed, launch, live, record_until, sources,
+    wait_for_cpu_time,
 };
 
 fn fixture(name: &str) -> PathBuf {
@@ -20,7 +21,7 @@ fn fixture(name: &str) -> PathBuf {
 
 /// Builds a program once per run; returns its path.
 fn built(name: &str, build: impl FnOnce(&Path) -> Command) -> PathBuf {
-    made(name, |into| {
+    built_once(name, |into| {
         let mut command = build(into);
         let output = command.output().map_err(|error| error.to_string())?;
         let said = format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));

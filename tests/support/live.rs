@@ -17,8 +17,8 @@ use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
-#[path = "made.rs"]
-mod made;
+#[path = "fixture_cache.rs"]
+mod fixture_cache;
 #[path = "programs.rs"]
 mod programs;
 #[cfg(target_arch = "x86_64")] // its user's architecture
@@ -33,7 +33,7 @@ mod rounds;
 #[path = "skip.rs"]
 mod skip;
 
-pub(crate) use made::made;
+pub(crate) use fixture_cache::built_once;
 pub(crate) use programs::{copy_program, kill, write_script};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use random::Random;
@@ -85,7 +85,7 @@ pub(crate) fn try_compile_by(
     name: &str,
     flags: &[&str],
 ) -> Result<PathBuf, String> {
-    made(name, |fresh| run_compiler(compiler, source, fresh, flags))
+    built_once(name, |fresh| run_compiler(compiler, source, fresh, flags))
 }
 
 fn run_compiler(compiler: &OsStr, source: &str, into: &Path, flags: &[&str]) -> Result<(), String> {

@@ -8,7 +8,7 @@ use stackprof::sources::Observed;
 use stackprof::sources::gdb::InitialState;
 
 use super::fake::{Fake, Manner};
-use super::made_target::MACH_LOAD;
+use super::targets::MACH_LOAD;
 
 const UUID: [u8; 16] = [0xe2, 0xa1, 0xc0, 0xde, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 const TEXT_BYTES: u64 = 0x4000;

@@ -11,7 +11,7 @@ use stackprof::clock::{Clock, FakeClock};
 use stackprof::sources::gdb::{self, ConnectionError, GdbTarget, InitialState, StubAddress, StubStream};
 
 use super::Rng;
-use super::made_target::{
+use super::targets::{
     ARM_WITHOUT_REGISTERS, CORTEX_M, CORTEX_M_SYSTEM, HOST_INFO, MACH_LOAD, PROCESS_INFO, PROCESS_SP,
     PROCESS_SP_QUESTION, STACK_END, X86_64, arm_registers, in_digits, memory, register_info, registers,
 };

@@ -9,7 +9,7 @@ use stackprof::sources::gdb::InitialState;
 use stackprof::walk::UnwindMethod;
 
 use super::fake::{Fake, Fate, Kind, Manner, Wrong};
-use super::made_target::{ARM_WITHOUT_REGISTERS, CORTEX_M, X86_64};
+use super::targets::{ARM_WITHOUT_REGISTERS, CORTEX_M, X86_64};
 use super::{Rng, rounds};
 use crate::sampler::recording;
 

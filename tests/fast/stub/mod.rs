@@ -4,7 +4,7 @@
 mod debugserver;
 mod fake;
 mod faults;
-mod made_target;
+mod targets;
 mod two_stacks;
 
 use stackprof::rng::Rng;

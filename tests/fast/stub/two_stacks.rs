@@ -6,7 +6,7 @@ use stackprof::sources::gdb::InitialState;
 use stackprof::sources::{Capture, StopOutcome, Target, TargetEvent};
 
 use super::fake::{Fake, Manner};
-use super::made_target::{PROCESS_SP, STACK_END};
+use super::targets::{PROCESS_SP, STACK_END};
 
 const STACK_BYTES: usize = 0x200;
 

@@ -10,11 +10,11 @@ pub(super) const TEXT: u64 = 0x40_1000;
 pub(super) const STACK: u64 = 0x7fff_0000_1000;
 
 /// Code with unknown bytes.
-const MADE_AT_RUN_TIME: std::ops::Range<u64> = 0x7e00_0000_0000..0x7e00_0000_1000;
+const JIT_CODE: std::ops::Range<u64> = 0x7e00_0000_0000..0x7e00_0000_1000;
 
 /// Code that consists of `call *%rax`, so that return addresses are TEXT+2, +4, +6, ..., with rows for some offsets.
 pub(super) fn calls(rows: impl IntoIterator<Item = (u64, Row)>) -> Text {
-    let code = Text { without_bytes: MADE_AT_RUN_TIME, ..Text::new(TEXT, [0xff, 0xd0].repeat(256)) };
+    let code = Text { without_bytes: JIT_CODE, ..Text::new(TEXT, [0xff, 0xd0].repeat(256)) };
     rows.into_iter().fold(code, |code, (at, row)| code.row_at(at, row))
 }
 
@@ -237,7 +237,7 @@ fn a_handler_on_a_separate_stack_is_distinguished_from_a_broken_stack() {
 
 #[test]
 fn a_record_followed_from_unknown_code_is_no_proof() {
-    let pc = MADE_AT_RUN_TIME.start + 0x10;
+    let pc = JIT_CODE.start + 0x10;
     let check = |words: &[u64], record: u64| {
         let case = Case {
             rows: vec![(9, first_function()), (19, first_function())],

@@ -7,10 +7,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The file `name` for live tests, written by `make` to the given path; or the error, the same for every
 /// caller.
-pub(crate) fn made(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
-    static MADE: OnceLock<Mutex<HashMap<String, Result<PathBuf, String>>>> = OnceLock::new();
-    let mut made = MADE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    made.entry(name.to_owned()).or_insert_with(|| renamed_into_place(name, make)).clone()
+pub(crate) fn built_once(
+    name: &str,
+    make: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<PathBuf, String> {
+    static BUILT: OnceLock<Mutex<HashMap<String, Result<PathBuf, String>>>> = OnceLock::new();
+    let mut built = BUILT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    built.entry(name.to_owned()).or_insert_with(|| renamed_into_place(name, make)).clone()
 }
 
 fn renamed_into_place(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {

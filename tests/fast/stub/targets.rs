@@ -1,4 +1,4 @@
-//! The made-up targets of simulated stubs: descriptions, registers and memory.
+//! The targets of simulated stubs: descriptions, registers and memory.
 
 pub(super) const X86_64: &str = "<target><architecture>i386:x86-64</architecture><feature name=\"c\">\
     <reg name=\"rax\" bitsize=\"64\"/><reg name=\"rbx\" bitsize=\"64\"/><reg name=\"rcx\" bitsize=\"64\"/>\
