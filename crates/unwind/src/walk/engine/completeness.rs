@@ -133,7 +133,7 @@ pub(crate) enum FrameSwitch {
     /// Nothing: all registers belong to the frame.
     No,
     /// The saved words of the frame, replaced by those of the frame with the landing pad: see
-    /// [`LandingPad`](super::runtimes::LandingPad).
+    /// [`LandingPad`](crate::walk::runtimes::LandingPad).
     LandingPad,
     /// The registers: the caller may be that of another frame than the running one.
     Registers,
