@@ -186,6 +186,11 @@ pub(super) fn sched(schedstat: &File) -> Option<Sched> {
     parse_schedstat(&buffer[..len])
 }
 
+/// Whether a process is a thread of the kernel.
+pub(super) fn is_of_kernel(pid: pid_t) -> Option<bool> {
+    stat_is_of_kernel(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
 /// The name of an existing thread.
 pub(super) fn name(pid: pid_t, tid: pid_t) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;

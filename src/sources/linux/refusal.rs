@@ -51,9 +51,7 @@ fn status_of(pid: pid_t) -> Option<Status> {
         tgid: number("Tgid")?,
         tracer: number("TracerPid").unwrap_or(0),
         has_memory: value("VmSize").is_some(),
-        is_of_kernel: fs::read(format!("/proc/{pid}/stat"))
-            .ok()
-            .and_then(|stat| proc::stat_is_of_kernel(&stat))?,
+        is_of_kernel: proc::is_of_kernel(pid)?,
     })
 }
 

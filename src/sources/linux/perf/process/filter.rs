@@ -12,8 +12,8 @@ use hashbrown::HashSet;
 use libc::pid_t;
 
 use crate::addr::Avma;
+use crate::sources::ProcessSelection;
 use crate::sources::linux::{cgroup, proc};
-use crate::sources::{ProcessSelection, proc_file};
 
 /// The request, and the decisions so far.
 #[derive(Debug)]
@@ -164,9 +164,8 @@ impl Procfs for SystemProcfs {
     fn name(&self, pid: pid_t) -> String {
         let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
         let name = String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned();
-        let of_kernel = proc_file::head(format!("/proc/{pid}/cmdline"), 1)
-            .is_ok_and(|command| command.is_empty())
-            && fs::read_link(format!("/proc/{pid}/exe")).is_err();
+        // An exiting process has no command line and no file any more, like a thread of the kernel.
+        let of_kernel = proc::is_of_kernel(pid) == Some(true);
         match name.split(['/', ':']).next() {
             Some(kind) if of_kernel => format!("[{kind}]"),
             _ => name,
@@ -228,6 +227,19 @@ mod tests {
 
     fn decide(filter: &mut ProcessFilter, pid: pid_t, parent_selected: bool) -> bool {
         filter.decide(pid, parent_selected, &SystemProcfs)
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_no_thread_of_the_kernel() {
+        // A zombie has neither command line nor program.
+        let mut ended = std::process::Command::new("true").spawn().expect("true runs");
+        let pid = ended.id() as pid_t;
+        let state = || proc::stat_state(&fs::read(format!("/proc/{pid}/stat")).unwrap_or_default());
+        while state() != Some(b'Z') {
+            std::thread::yield_now();
+        }
+        assert_eq!(SystemProcfs.name(pid), "true");
+        ended.wait().expect("a child of this process");
     }
 
     #[test]
