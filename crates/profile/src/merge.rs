@@ -126,7 +126,7 @@ impl SavedProfile {
     }
 }
 
-// ---- Selects another value type as the counts of a profile.
+// ---- The values of a profile with several.
 
 impl SavedProfile {
     /// Sets the values of its stacks, of which one type is counted; their nodes are those of its trie.
@@ -138,35 +138,6 @@ impl SavedProfile {
     #[must_use]
     pub fn values(&self) -> Option<&StackValues> {
         self.values.as_ref()
-    }
-
-    /// The profile with the values of another type as its counts; `None` if it lacks that type.
-    ///
-    /// # Errors
-    /// [`Full`] if the sum of the values does not fit into 64 bits.
-    pub fn select_type(&self, kind: &str) -> Result<Option<SavedProfile>, Full> {
-        let Some(values) = &self.values else { return Ok(None) };
-        let Some(index) = values.index(kind) else { return Ok(None) };
-        let value = |node| values.of(node).and_then(|values| values.get(index)).copied().unwrap_or(0);
-        let (mut builder, _, nodes) = SavedBuilder::copied(self, self.about.clone(), value)?;
-        let mut moved = StackValues::new(values.types().to_vec());
-        for (node, row) in values.rows() {
-            if let Some(here) = nodes.get(node.0 as usize) {
-                moved.add(*here, row);
-            }
-        }
-        for (node, estimates) in values.inuse() {
-            if let Some(here) = nodes.get(node.0 as usize) {
-                moved.add_inuse(*here, estimates);
-            }
-        }
-        if let Some(of) = values.types().get(index) {
-            of.counted_unit().clone_into(&mut builder.about().unit);
-        }
-        builder.about().value_type = Some(kind.to_owned());
-        let mut saved = builder.finish();
-        saved.values = Some(moved);
-        Ok(Some(saved))
     }
 }
 
@@ -256,7 +227,7 @@ mod tests {
 }
 
 #[cfg(test)]
-mod select_type_tests {
+mod value_types_tests {
     use super::super::about::About;
     use super::super::formats::detect::{self, Strictness};
     use super::super::formats::{otlp, pprof};
@@ -377,19 +348,6 @@ mod select_type_tests {
     }
 
     #[test]
-    fn another_type_can_be_shown() {
-        let heap = heap();
-        let space = heap.select_type("alloc_space").expect("fits").expect("it is there");
-        assert_eq!((space.about.unit.as_str(), space.total()), ("bytes", 3070));
-        let objects = space.select_type("alloc_objects").expect("fits").expect("it is there");
-        assert_eq!(
-            (objects.about.unit.as_str(), stacks(&objects)),
-            ("alloc_objects", vec!["main;churn 7".into(), "main;keep 3".into()])
-        );
-        assert!(heap.select_type("other").expect("fits").is_none());
-    }
-
-    #[test]
     fn a_type_is_refused_if_there_is_only_one_value() {
         let why = read(b"p;main 3\n", Some("inuse_space")).expect_err("refused");
         assert_eq!(
@@ -401,7 +359,9 @@ mod select_type_tests {
     #[test]
     fn values_of_different_types_are_not_added() {
         let heap = heap();
-        let space = heap.select_type("alloc_space").expect("fits").expect("it is there");
+        let mut bytes = Vec::new();
+        pprof::write::write(&heap, &mut bytes).expect("written");
+        let space = read(&bytes, Some("alloc_space")).expect("it is there");
         let mut builder = SavedBuilder::new(heap.about.clone());
         let refused = builder.merge(&space).expect_err("refused").to_string();
         assert_eq!(refused, "one counts inuse_space, the other alloc_space");

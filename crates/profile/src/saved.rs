@@ -462,9 +462,7 @@ pub enum LabelValue {
 }
 
 // ---- Several values of each stack, as in heap profiles: in use, allocated in all, number of allocations.
-//
-// The counts of a [`SavedProfile`](super::SavedProfile) are one of them; [`SavedProfile::select_type`](super::SavedProfile::select_type) selects another
-// one.
+// The counts of a profile are one of them: that which was requested of the reader.
 
 /// A value type, as in pprof.
 #[derive(Clone, Debug, PartialEq, Eq)]

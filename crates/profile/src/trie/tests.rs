@@ -258,8 +258,8 @@ fn frames_of_a_refused_stack_are_forgotten() {
     let mut trie = Trie::with_limits(100, 4);
     trie.insert((0, 0), &[1], 1).expect("fits");
     assert_eq!(trie.insert((0, 0), &[13, 12, 11, 1], 1), Err(Full::Frames));
-    trie.insert((0, 0), &[12, 11, 1], 1).expect("there is room for two frames still");
-    assert_eq!(trie.frames().collect::<Vec<_>>(), [Frame::Root(0), code(0, 1), code(0, 11), code(0, 12)]);
+    trie.insert((0, 0), &[22, 21, 1], 1).expect("there is room for two frames still");
+    assert_eq!(trie.frames().collect::<Vec<_>>(), [Frame::Root(0), code(0, 1), code(0, 21), code(0, 22)]);
     assert_eq!(stacks(&trie).len(), 2);
 }
 

@@ -293,6 +293,13 @@ mod tests {
         assert_eq!(elf.code_in(&(0x2000..0x3000)), Some((0x2000, Svma(0x3000))));
         assert_eq!((elf.code_in(&(0..0x1000)), elf.code_in(&(0x1200..0x1200))), (None, None));
         assert_eq!(elf.file_offset_of(Svma(0x9000)), None);
+        // Of two segments with code, the one with more of it.
+        let both = super::tests::elf(vec![
+            Segment { file: 0..0x1200, svma: Svma(0), executable: true },
+            Segment { file: 0x1200..0x3000, svma: Svma(0x2200), executable: true },
+        ]);
+        assert_eq!(both.code_in(&(0x1000..0x3000)), Some((0x1200, Svma(0x2200))));
+        assert_eq!(both.code_in(&(0..0x1400)), Some((0, Svma(0))));
     }
 
     #[test]
