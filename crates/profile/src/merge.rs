@@ -205,7 +205,7 @@ impl SavedProfile {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use super::super::saved::{LABEL_SETS_MAX, Label, LabelValue};
+    use super::super::saved::{LABEL_SETS_MAX, LABELS_MAX, Label, LabelValue};
     use super::*;
     use crate::about::About;
 
@@ -223,6 +223,18 @@ mod tests {
         }
         assert_eq!(builder.labels(&mut vec![number(0)]), None);
         assert_eq!(builder.labels(&mut vec![number(7)]), Some(LabelsId(7)));
+        // The labels of all sets together are bounded, too.
+        const EACH: usize = 4096;
+        let mut builder = SavedBuilder::new(About::default());
+        let [a, b] = ["a", "b"].map(|text| builder.text(text).unwrap());
+        let mut add = |set: usize| {
+            let values = (set * EACH) as i64..((set + 1) * EACH) as i64;
+            builder.labels(
+                &mut values.map(|value| Label { key: a, value: LabelValue::Number(value, b) }).collect(),
+            )
+        };
+        assert!((0..LABELS_MAX / EACH).all(|set| add(set).is_some()));
+        assert_eq!(add(LABELS_MAX / EACH), None);
     }
 }
 
