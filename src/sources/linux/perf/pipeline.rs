@@ -520,6 +520,19 @@ impl Pipeline {
         self.stacks.wait_walked(stack_size_index, needed, options)
     }
 
+    /// Lists the threads of all recorded processes, each of which may have been waiting since before this time
+    /// (monotonic clock), and polls the first.
+    pub(super) fn list_threads(&mut self, now_ns: u64) {
+        if let Some(waits) = &mut self.waits {
+            for pid in self.processes.running() {
+                for tid in self.system.procfs.threads(pid) {
+                    waits.list(pid, tid, now_ns);
+                }
+            }
+        }
+        self.poll_threads();
+    }
+
     /// Polls some of the threads with unknown stacks.
     pub(crate) fn poll_threads(&mut self) {
         if let Some(waits) = &mut self.waits {

@@ -213,13 +213,7 @@ impl PerfSource {
             self.pipeline.select(&pids);
             self.pipeline.cpu_time.begin(&*self.pipeline.system.clocks);
         }
-        let Pipeline { processes, waits, .. } = &mut self.pipeline;
-        for (pid, waits) in processes.running().into_iter().zip(waits) {
-            for tid in proc::list(pid).unwrap_or_default() {
-                waits.list(pid, tid, now_ns);
-            }
-        }
-        self.pipeline.poll_threads();
+        self.pipeline.list_threads(now_ns);
     }
 
     /// Sets the process once the command runs.

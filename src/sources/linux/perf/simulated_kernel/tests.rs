@@ -431,6 +431,37 @@ fn samples_are_those_of_selected_processes() {
     }
 }
 
+/// Threads that keep waiting have no record of their own: those of every process are listed, not only of one.
+#[test]
+fn threads_of_all_processes_are_listed() {
+    let mut several = 0;
+    for seed in 0..40 {
+        let mut run = Run::new(seed, false);
+        if run.pipeline.waits.is_none() {
+            continue;
+        }
+        run.begin();
+        let pids = run.machine.0.borrow().pids();
+        run.pipeline.select(&pids);
+        let now_ns = run.machine.0.borrow().now_ns;
+        run.pipeline.list_threads(now_ns);
+        let mut records = Vec::new();
+        run.pipeline.flush(BatchOptions { by_clock: true, last: true }, u64::MAX, &mut records);
+        run.pipeline.end_waits(now_ns + 1_000_000, &mut records);
+        run.take(&mut records, u64::MAX);
+        let running = run.pipeline.processes.running();
+        // Number 0 stands for all.
+        for pid in running.iter().filter(|pid| **pid > 0) {
+            for tid in &run.machine.0.borrow().process(*pid).unwrap().threads {
+                let key = (pid.unsigned_abs(), ThreadId(*tid as u64));
+                assert_eq!(run.sums.waits_ns.get(&key), Some(&1_000_000), "seed {seed}: {key:?}");
+            }
+        }
+        several += u64::from(running.len() > 2);
+    }
+    assert!(several > 5, "{several}");
+}
+
 /// Threads of the main process, known from the beginning: a thread that is not on a CPU waits, for any reason.
 #[test]
 fn waits_of_a_thread_are_its_time_off_cpus() {
